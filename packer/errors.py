@@ -1,0 +1,13 @@
+"""What `pack-dataset` tells a user who did something it cannot go on with."""
+
+from __future__ import annotations
+
+from padless.runtime.format import PadlessError
+
+
+class InputError(PadlessError, ValueError):
+    """Wrong use or bad input: the message names the value, the limit and the way out."""
+
+
+class DiskFullError(PadlessError, OSError):
+    """A write failed for want of space; what was finished before it is kept for the next try."""

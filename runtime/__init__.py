@@ -1,0 +1,1 @@
+"""Training side of padless: packed folders in, batches out."""

@@ -1,0 +1,51 @@
+"""What padless raises on purpose: one class for each way a packed folder can be bad."""
+
+from __future__ import annotations
+
+
+class PadlessError(Exception):
+    """Everything padless raises on purpose; the message is for people."""
+
+
+class FormatError(PadlessError, ValueError):
+    """A packed folder that is not as FORMAT.md says."""
+
+
+class NotPackedError(FormatError):
+    """There is no manifest: not a packed folder, or one that was never finished."""
+
+
+class ManifestError(FormatError):
+    """The manifest is there and cannot be understood."""
+
+
+class VersionError(FormatError):
+    """The folder was written by a later version of the format."""
+
+
+class MissingFileError(FormatError):
+    """A file that the manifest lists is not there."""
+
+
+class TruncatedFileError(FormatError):
+    """A file is shorter or longer than the manifest says."""
+
+
+class ChecksumError(FormatError):
+    """A file has the right size and other bytes."""
+
+
+class ForeignFileError(FormatError):
+    """A file under the right name from another folder: its schema is not the manifest's."""
+
+
+class BatchError(FormatError):
+    """A record batch that cannot be read or contradicts itself or the manifest."""
+
+
+class SplitError(FormatError):
+    """A folder of splits where one split is needed, or a split that is not there."""
+
+
+class PlanError(FormatError):
+    """A plan that is not there, or was not made for this folder."""

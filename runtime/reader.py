@@ -1,0 +1,214 @@
+"""Packs of a packed folder by number: memory-mapped, checked, with numpy and pyarrow alone.
+
+    reader = PackedReader("packed")
+    reader[0].input_ids, len(reader), reader.manifest.statistics["packs"]
+
+Opening reads the manifest and looks at every shard's size; a shard is mapped at its first touch
+and a record batch is checked at its own. That one pass over a batch is the price of never reading
+through a bad offset (which would end the process); what comes after are slices of the mapped file.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+
+from padless.runtime.arrays import Array, column_to_numpy
+from padless.runtime.batch import Pack, PackBatch, open_batch
+from padless.runtime.format import (
+    BatchError,
+    ForeignFileError,
+    Manifest,
+    PlanError,
+    TruncatedFileError,
+    check_file,
+    open_folder,
+    parse_type,
+    sequence_table_schema,
+)
+
+__all__ = ["Array", "Pack", "PackBatch", "PackedReader"]
+
+# Decompressed batches live in memory (32 MiB of tokens and as much again of labels); mapped ones
+# are the operating system's, and are all kept.
+_KEPT_COPIES = 4
+_WAY_OUT = "copy the folder again, or rebuild it with pack-dataset build --force"
+
+
+class PackedReader:
+    """The packs of one split, in plan zero's order. May be shared by threads, and pickled."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        plan: str | None = None,
+        split: str | None = None,
+        verify: bool = False,
+    ) -> None:
+        """Open a folder; `verify` reads every file and compares checksums.
+
+        Raises NotPackedError, VersionError, ManifestError, SplitError, PlanError,
+        MissingFileError, TruncatedFileError or ChecksumError.
+        """
+        folder, manifest = open_folder(Path(path).absolute(), split)
+        if plan is not None:
+            raise PlanError(
+                f"{folder} has no plan {plan!r} that this padless can read (plan files there: "
+                f"{_plan_names(folder)}); leave plan out for the order the packs are stored in"
+            )
+        for file in manifest.files if verify else manifest.shards:
+            check_file(folder / file.file, file.bytes, file.checksum if verify else None)
+        self._open(folder, manifest)
+
+    def _open(self, folder: Path, manifest: Manifest) -> None:
+        self.path = folder
+        self.manifest = manifest
+        self._batches = [
+            (shard, offset, packs)
+            for shard, info in enumerate(manifest.shards)
+            for offset, packs in info.batches
+        ]
+        self._ends = np.cumsum([packs for *_, packs in self._batches], dtype=np.int64)
+        self._shards: dict[int, tuple[pa.Buffer, pa.Schema]] = {}
+        self._mapped: dict[int, PackBatch] = {}
+        self._copies: OrderedDict[int, PackBatch] = OrderedDict()
+        self._lock = Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "manifest": self.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._open(state["path"], state["manifest"])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: SupportsIndex) -> Pack:
+        """Pack number `index`; negative ones count from the end.
+
+        Raises IndexError, BatchError, ForeignFileError, and what opening a shard raises.
+        """
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"pack {number} of {len(self)}: give {-len(self)} to {len(self) - 1}")
+        number %= len(self)
+        which = int(np.searchsorted(self._ends, number, side="right"))
+        batch = self.batch(which)
+        return batch[number - int(self._ends[which]) + batch.num_packs]
+
+    def __iter__(self) -> Iterator[Pack]:
+        for batch in self.batches():
+            for row in range(batch.num_packs):
+                yield batch[row]
+
+    def batches(self) -> Iterator[PackBatch]:
+        """The record batches in order, for whoever wants whole columns."""
+        return (self.batch(which) for which in range(len(self._batches)))
+
+    def batch(self, which: int) -> PackBatch:
+        """Record batch number `which` over all shards, checked at its first touch."""
+        found = self._mapped.get(which)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._mapped.get(which) or self._copies.get(which)
+            if found is None:
+                found, is_mapped = self._read(which)
+                (self._mapped if is_mapped else self._copies)[which] = found
+            if which in self._copies:
+                self._copies.move_to_end(which)
+                while len(self._copies) > _KEPT_COPIES:
+                    self._copies.popitem(last=False)
+            return found
+
+    def sequence_table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The sequence table, whole or some columns: one line a sequence id.
+
+        Raises ForeignFileError where a part is not as the format says, and what a bad file raises.
+        """
+        import pyarrow.parquet as pq
+
+        schema = sequence_table_schema()
+        names = list(columns) if columns is not None else schema.names
+        schema = pa.schema([schema.field(name) for name in names])
+        parts = []
+        for info in self.manifest.sequence_tables:
+            path = self.path / info.file
+            check_file(path, info.bytes)
+            try:
+                with pq.ParquetFile(path) as file:
+                    part = file.read(names)
+                    part.validate(full=True)
+                    parts.append(part.select(names).cast(schema))
+            except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
+                raise ForeignFileError(f"{path} is no sequence table ({problem}); {_WAY_OUT}") from None
+            if part.num_rows != info.lines:
+                raise ForeignFileError(
+                    f"{path} has {part.num_rows} lines, the manifest says {info.lines}; {_WAY_OUT}"
+                )
+        return pa.concat_tables(parts) if parts else schema.empty_table()
+
+    def sequence_columns(self, *names: str) -> dict[str, Array]:
+        """Columns of the sequence table as arrays: numbers (-1 for null) or strings (None)."""
+        table = self.sequence_table(names)
+        return {name: column_to_numpy(table.column(name)) for name in names}
+
+    def _read(self, which: int) -> tuple[PackBatch, bool]:
+        """Record batch `which`, and whether it is a view of the mapped file."""
+        shard, offset, packs = self._batches[which]
+        info = self.manifest.shards[shard]
+        where = f"{self.path / info.file}, record batch at byte {offset}"
+        file, schema = self._shard(shard)
+        try:
+            # The shard's buffer is bounds for everything the message claims about its own sizes.
+            message = pa.ipc.read_message(pa.BufferReader(file.slice(offset)))
+            if message.type != "record batch":
+                raise BatchError(f"there is a {message.type} message instead")
+            batch = pa.ipc.read_record_batch(message, schema)
+            columns = self.manifest.columns
+            largest = self.manifest.largest_id
+            opened = open_batch(batch, columns, num_packs=packs, largest_id=largest)
+        except (pa.ArrowException, OSError, EOFError, BatchError) as problem:
+            raise BatchError(f"{where}: {problem}; {_WAY_OUT}") from None
+        address = batch.column("input_ids").values.buffers()[1].address
+        return opened, file.address <= address < file.address + file.size
+
+    def _shard(self, shard: int) -> tuple[pa.Buffer, pa.Schema]:
+        """A shard's mapped bytes and its schema, which has been compared with the manifest's."""
+        if shard in self._shards:
+            return self._shards[shard]
+        info = self.manifest.shards[shard]
+        path = self.path / info.file
+        check_file(path, info.bytes)
+        with pa.memory_map(str(path)) as file:
+            data = file.read_buffer(info.bytes)
+        if data.size != info.bytes:
+            raise TruncatedFileError(f"{path} has {data.size} bytes, not {info.bytes}; {_WAY_OUT}")
+        try:
+            schema = pa.ipc.open_stream(data).schema
+        except (pa.ArrowException, OSError) as problem:
+            raise ForeignFileError(f"{path} is no Arrow stream ({problem}); {_WAY_OUT}") from None
+        for column in self.manifest.columns:
+            places = schema.get_all_field_indices(column.name)
+            wanted = parse_type(column.type)
+            if len(places) != 1 or schema.field(places[0]).type != wanted:
+                found = ", ".join(str(schema.field(place).type) for place in places) or "nothing"
+                raise ForeignFileError(
+                    f"{path} has {found} for column {column.name}, the manifest says "
+                    f"{column.type}: it belongs to another folder; {_WAY_OUT}"
+                )
+        self._shards[shard] = (data, schema)
+        return self._shards[shard]
+
+
+def _plan_names(folder: Path) -> str:
+    return ", ".join(sorted(path.stem for path in folder.glob("plans/*.parquet"))) or "none"

@@ -1,0 +1,63 @@
+"""The parent's walk: over all files once, chunk after chunk, in an order that is always the same.
+
+The cuts depend on the bytes and on `chunk_bytes` alone, never on who reads the chunks, so any
+number of workers sees the same ones. Only the block that is being cut is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from padless.packer.errors import InputError
+from padless.packer.sources import columnar, csv_table, json_array, jsonl, text
+from padless.packer.sources.chunks import Chunk, CutOptions, Reader, Records, SourceFile
+from padless.packer.sources.json_text import sniff
+from padless.packer.sources.stream import ByteStream
+
+READERS: dict[str, Reader] = {
+    "json_array": Reader(cut=json_array.cut, read=json_array.read),
+    "jsonl": Reader(cut=jsonl.cut, read=jsonl.read),
+    "parquet": Reader(cut=columnar.cut, read=columnar.read),
+    "csv": Reader(cut=csv_table.cut, read=csv_table.read),
+    "text": Reader(cut=text.cut, read=text.read),
+}
+
+
+def walk(files: list[SourceFile], *, chunk_bytes: int = 512 * 1024, text_by: str = "line") -> Iterator[Chunk]:
+    """Cut every file into chunks of about `chunk_bytes`; a file's facts are filled in behind it.
+
+    Raises InputError for a file that is malformed as a whole or holds no record.
+    """
+    options = CutOptions(chunk_bytes=chunk_bytes, text_by=text_by)
+    index = 0
+    for number, file in enumerate(files):
+        first = index
+        with ByteStream(file.path, file.compression) as stream:
+            if file.kind != "parquet":
+                stream.skip_mark()
+            reader = sniff(stream) if file.kind == "json" else file.kind
+            for piece in READERS[reader].cut(stream, options):
+                yield Chunk(
+                    index=index,
+                    source=number,
+                    reader=reader,
+                    path=file.path,
+                    start=piece.start,
+                    stop=piece.stop,
+                    line=piece.line,
+                    payload=piece.payload,
+                    args=piece.args,
+                )
+                index += 1
+            file.bytes, file.checksum = stream.finish()
+        file.chunks = index - first
+        if not file.chunks:
+            raise InputError(
+                f"{file.path} has no records ({file.bytes:,} bytes); "
+                "leave the file out, or see whether it was written to the end"
+            )
+
+
+def read_chunk(chunk: Chunk) -> Records:
+    """The records of a chunk, in their order."""
+    return READERS[chunk.reader].read(chunk)

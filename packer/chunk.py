@@ -1,0 +1,400 @@
+"""One chunk of records to tokens: read, convert, render, encode, apply the policies.
+
+`prepare` needs no tokenizer, so it runs in the shadow of the tokenizer's load; `finish` does the rest.
+Both are pure functions of the task, and so are the bytes that come out, whichever worker does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.config import PackConfig
+from padless.packer.encode import Encoder
+from padless.packer.errors import InputError
+from padless.packer.fates import Sequences, apply_policies
+from padless.packer.formats import FORMATS, alpaca
+from padless.packer.formats.examples import Chat, Columns, Example, Pair, RecordError, Text, Tokens
+from padless.packer.lines import EMPTY, EVAL, MALFORMED, Problem
+from padless.packer.marks import choose_marks, leaves, mark_plain
+from padless.packer.sources import BadRecord, Chunk, read_chunk
+from padless.packer.spans import Shield, Spanned, check_no_stand_ins, encode_marked, join, take
+from padless.packer.template import ChatTemplate, is_plain
+
+Convert = Callable[[Any, Columns], Example]
+
+
+class Task(NamedTuple):
+    """A chunk and what the parent found out about its source."""
+
+    chunk: Chunk
+    format: str
+    is_eval: bool
+    take: int | None = None
+    """Only the first so many records (`limit`)."""
+
+
+class Batch(NamedTuple):
+    """Records that are encoded together, in the order of `records`."""
+
+    records: list[int]
+    marked: str
+    marks: str
+    plain: bool
+    """Special tokens spelled in the text stay text."""
+    is_chat: bool
+
+
+@dataclass
+class Prepared:
+    """A chunk rendered; `finish` needs the encoder and this."""
+
+    task: Task
+    count: int
+    lines: Sequence[int] | None
+    batches: list[Batch] = field(default_factory=list)
+    shielded: list[tuple[int, str, str, dict[str, str]]] = field(default_factory=list)
+    """(record, marked text, marks, stand-ins): records that spell special tokens inside a chat."""
+    tokens: list[tuple[int, Tokens]] = field(default_factory=list)
+    dropped: dict[int, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    first_trained: dict[int, int] = field(default_factory=dict)
+    """Assistant turns of a record's context, that are not trained."""
+    empty_replies: list[int] = field(default_factory=list)
+    eval_records: NDArray[np.bool_] | None = None
+    replaced: int = 0
+
+    @property
+    def size(self) -> int:
+        """Characters held, about."""
+        return sum(len(batch.marked) for batch in self.batches)
+
+
+class ChunkResult(NamedTuple):
+    """A finished chunk: its lines of the sequence table and the tokens of its sequences."""
+
+    lines: NDArray[np.void]
+    values: NDArray[np.int32]
+    """Every sequence's tokens in the order of the lines; a trained token t is stored as -1 - t."""
+    records: int
+    problems: list[Problem]
+    replaced: int
+
+
+class ChunkWork:
+    """Everything that stays the same from chunk to chunk."""
+
+    def __init__(
+        self,
+        config: PackConfig,
+        template: ChatTemplate | None,
+        encoder: Encoder,
+        end_id: int | None,
+    ) -> None:
+        self.config = config
+        self.template = template
+        self.encoder = encoder
+        self.columns = Columns(config.columns)
+        self.shield = Shield(encoder)
+        self.end_id = end_id
+        """The id that closes a text; None: none."""
+        self.begin_ids: tuple[int, ...] = ()
+        """Set once the tokenizer is there; texts and plain pairs begin with them."""
+
+    # -- before the tokenizer is there ----------------------------------------------------------
+
+    def prepare(self, task: Task) -> Prepared:
+        """Read a chunk's records and render them."""
+        records = read_chunk(task.chunk)
+        rows = records.rows[: task.take]
+        found = Prepared(task, len(rows), records.lines, replaced=records.replaced)
+        examples: list[tuple[int, Example]] = []
+        convert = self._converter(task.format)
+        for record, row in enumerate(rows):
+            if type(row) is BadRecord:
+                self._bad(found, record, row.message)
+                continue
+            try:
+                example = convert(row, self.columns)
+            except RecordError as error:
+                self._bad(found, record, str(error))
+            else:
+                examples.append((record, example))
+        if self.config.eval_fraction:
+            found.eval_records = _hashed(rows, self.config.seed, self.config.eval_fraction)
+        elif task.is_eval:
+            found.eval_records = np.ones(len(rows), dtype=np.bool_)
+        self._render(found, examples)
+        return found
+
+    def _converter(self, name: str) -> Convert:
+        if name == "alpaca" and self.template is None:
+            return alpaca.classic
+        convert: Convert = FORMATS[name].convert
+        if name == "prompt-completion" and self.config.template is not None:
+            return lambda row, columns: _as_chat(convert(row, columns))
+        return convert
+
+    def _bad(self, found: Prepared, record: int, message: str) -> None:
+        if self.config.on_bad_record == "drop":
+            found.dropped[record] = MALFORMED
+        else:
+            line = found.lines[record] if found.lines is not None else None
+            found.problems.append(Problem(record, line, message))
+
+    def _render(self, found: Prepared, examples: list[tuple[int, Example]]) -> None:
+        chats: list[tuple[int, Chat]] = []
+        plain: list[tuple[int, Pair | Text]] = []
+        for record, example in examples:
+            if isinstance(example, Chat):
+                chats.append((record, self._with_system(example)))
+                if _has_empty_reply(example):
+                    found.empty_replies.append(record)
+                if example.first_trained and self.config.train_on in ("auto", "completion"):
+                    found.first_trained[record] = sum(
+                        turn["role"] == "assistant" for turn in example.messages[: example.first_trained]
+                    )
+            elif isinstance(example, Tokens):
+                found.tokens.append((record, example))
+                if not example.input_ids:
+                    found.dropped[record] = EMPTY
+            elif not any(example):
+                found.dropped[record] = EMPTY
+            else:
+                plain.append((record, example))
+                if isinstance(example, Pair) and not example.completion:
+                    found.empty_replies.append(record)
+        found.tokens = [item for item in found.tokens if item[0] not in found.dropped]
+        self._render_chats(found, chats)
+        self._render_plain(found, plain)
+
+    def _with_system(self, chat: Chat) -> Chat:
+        if self.config.system is None or chat.messages[0]["role"] == "system":
+            return chat
+        system = {"role": "system", "content": self.config.system}
+        shift = 1 if chat.first_trained else 0
+        return chat._replace(messages=[system, *chat.messages], first_trained=chat.first_trained + shift)
+
+    def _render_plain(self, found: Prepared, plain: list[tuple[int, Pair | Text]]) -> None:
+        if not plain:
+            return
+        marks = choose_marks(leaf for _, example in plain for leaf in leaves(example))
+        if marks is None:
+            self._in_halves(found, plain, self._render_plain)
+            return
+        train_prompt = self.config.train_on == "all"
+        marked = "".join(mark_plain(e, marks, train_prompt=train_prompt) for _, e in plain)
+        records = [record for record, _ in plain]
+        found.batches.append(Batch(records, marked, marks, not self.config.allow_special, False))
+
+    def _render_chats(self, found: Prepared, chats: list[tuple[int, Chat]]) -> None:
+        if not chats:
+            return
+        template = self.template
+        if template is None:
+            raise InputError(
+                f"the tokenizer in {self.encoder.files.folder} has no chat template, and these records "
+                "are chats: give one with --template FILE or --template chatml"
+            )
+        if not template.has_marks and self.config.train_on != "all":
+            raise InputError(
+                f"the chat template {template.name} does not mark the assistant's turns with "
+                "{% generation %} blocks, so what to train on cannot be told: give a template that does "
+                "(--template FILE, or --template chatml), or --train-on all"
+            )
+        contents = [leaves(chat) for _, chat in chats]
+        marks = choose_marks([template.fixed_text, *(leaf for leaf_list in contents for leaf in leaf_list)])
+        if marks is None:
+            self._in_halves(found, chats, self._render_chats)
+            return
+        if not self.config.allow_special and self.shield.spelled_in([x for c in contents for x in c]):
+            spelled = [self.shield.spelled_in(content) for content in contents]
+            for (record, chat), content, hit in zip(chats, contents, spelled, strict=True):
+                if hit:
+                    self._render_shielded(found, record, chat, content, marks)
+            chats = [item for item, hit in zip(chats, spelled, strict=True) if not hit]
+        self._render_many(found, chats, marks, template)
+
+    def _render_many(
+        self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
+    ) -> None:
+        records = [record for record, _ in chats]
+        if template.fast is not None and all(is_plain(chat) for _, chat in chats):
+            try:
+                marked = template.render_fast([chat for _, chat in chats], marks)
+            except Exception:  # a record that the template refuses: found one by one below
+                marked = ""
+            else:
+                # The second guard: one record of every chunk, against the reference.
+                first = marked.split(marks[2], 1)[0] + marks[2]
+                if chats and first != template.render(chats[0][1], marks):
+                    marked = ""
+            if marked:
+                found.batches.append(Batch(records, marked, marks, False, True))
+                return
+        pieces: list[str] = []
+        kept: list[int] = []
+        for record, chat in chats:
+            try:
+                pieces.append(template.render(chat, marks))
+                kept.append(record)
+            except RecordError as error:
+                self._bad(found, record, str(error))
+        if kept:
+            found.batches.append(Batch(kept, "".join(pieces), marks, False, True))
+
+    def _render_shielded(
+        self, found: Prepared, record: int, chat: Chat, content: list[str], marks: str
+    ) -> None:
+        assert self.template is not None
+        try:
+            check_no_stand_ins(content)
+            stand_ins: dict[str, str] = {}
+            covered: Any = self.shield.cover([chat.messages, chat.tools], stand_ins)
+            marked = self.template.render(chat._replace(messages=covered[0], tools=covered[1]), marks)
+        except RecordError as error:
+            self._bad(found, record, str(error))
+        else:
+            found.shielded.append((record, marked, marks, stand_ins))
+
+    def _in_halves(
+        self, found: Prepared, items: list[Any], render: Callable[[Prepared, list[Any]], None]
+    ) -> None:
+        """No three marks are free in all of the records together: try with fewer of them."""
+        if len(items) == 1:
+            self._bad(found, items[0][0], "it uses nearly every control character; is it binary data?")
+            return
+        middle = len(items) // 2
+        render(found, items[:middle])
+        render(found, items[middle:])
+
+    # -- with the tokenizer ---------------------------------------------------------------------
+
+    def finish(self, prepared: Prepared) -> ChunkResult:
+        """Encode what was rendered, decide what is trained, and apply the policies."""
+        pieces: list[Spanned] = []
+        order: list[int] = []
+        chat_records: list[int] = []
+        for batch in prepared.batches:
+            try:
+                spanned = encode_marked(self.encoder, batch.marked, batch.marks, plain=batch.plain)
+            except RecordError as error:
+                raise InputError(str(error)) from error
+            if not batch.is_chat:
+                spanned = self._with_ends(spanned)
+            else:
+                chat_records += batch.records
+            pieces.append(spanned)
+            order += batch.records
+        for record, marked, marks, stand_ins in prepared.shielded:
+            pieces.append(self.shield.encode(marked, marks, stand_ins))
+            order.append(record)
+            chat_records.append(record)
+        for record, tokens in prepared.tokens:
+            problem = self._out_of_range(tokens)
+            if problem:
+                self._bad(prepared, record, problem)
+            else:
+                pieces.append(_given(tokens))
+                order.append(record)
+        together = pieces[0] if len(pieces) == 1 else join(pieces)
+        if any(a > b for a, b in zip(order, order[1:], strict=False)):
+            by_record = np.argsort(order, kind="stable")
+            together = join([take(together, int(i)) for i in by_record])
+            order = [order[i] for i in by_record]
+        sequences = Sequences(np.asarray(order, dtype=np.int64), together, frozenset(chat_records))
+        lines, values, problems = apply_policies(self.config, prepared, sequences)
+        problems = sorted([*prepared.problems, *problems])
+        if prepared.eval_records is not None and len(lines):
+            lines["split"] = np.where(prepared.eval_records[lines["record"]], EVAL, 0)
+        return ChunkResult(lines, values, prepared.count, problems, prepared.replaced)
+
+    def _with_ends(self, spanned: Spanned) -> Spanned:
+        """Put the begin tokens before each text and the end token, trained, behind it."""
+        begin = len(self.begin_ids)
+        n = len(spanned.offsets) - 1
+        lengths = np.diff(spanned.offsets)
+        ending = np.zeros(n, dtype=np.int64)
+        if self.end_id is not None:
+            last = spanned.ids[np.maximum(spanned.offsets[1:] - 1, 0)] if len(spanned.ids) else -1
+            ending[:] = (lengths == 0) | (last != self.end_id)  # never doubled
+        if not begin and not ending.any():
+            return spanned
+        offsets = np.zeros(n + 1, dtype=np.int64)
+        np.cumsum(lengths + begin + ending, out=offsets[1:])
+        ids = np.empty(int(offsets[-1]), dtype=np.int32)
+        shift = offsets[:-1] + begin - spanned.offsets[:-1]
+        ids[np.arange(len(spanned.ids)) + np.repeat(shift, lengths)] = spanned.ids
+        for place, token in enumerate(self.begin_ids):
+            ids[offsets[:-1] + place] = token
+        ended = np.flatnonzero(ending)
+        ids[offsets[1:][ended] - 1] = self.end_id if self.end_id is not None else 0
+        start = spanned.span_start + shift[spanned.span_text]
+        # One span a text: what is trained, through its end token.
+        end = spanned.span_end + shift[spanned.span_text] + ending[spanned.span_text]
+        empty = spanned.span_start == spanned.span_end
+        text_end = offsets[1:][spanned.span_text]
+        start = np.where(empty, text_end - ending[spanned.span_text], start)
+        return Spanned(ids, offsets, spanned.span_text, start, np.where(empty, text_end, end))
+
+    def _out_of_range(self, tokens: Tokens) -> str | None:
+        largest = self.encoder.largest_id
+        worst = next((i for i in tokens.input_ids if not 0 <= i <= largest), None)
+        if worst is None:
+            return None
+        return f"input_ids has {worst}, outside the tokenizer's ids 0 to {largest}"
+
+
+def _given(tokens: Tokens) -> Spanned:
+    """Ids that came tokenized, with the runs of their labels as spans."""
+    ids = np.asarray(tokens.input_ids, dtype=np.int32)
+    trained = np.ones(len(ids), dtype=np.int8)
+    if tokens.labels is not None:
+        trained[:] = np.asarray(tokens.labels) != -100
+    edges = np.flatnonzero(np.diff(trained, prepend=0, append=0))
+    return Spanned(
+        ids,
+        np.array([0, len(ids)], dtype=np.int64),
+        np.zeros(len(edges) // 2, dtype=np.int64),
+        edges[::2].astype(np.int64),
+        edges[1::2].astype(np.int64),
+    )
+
+
+def _as_chat(example: Example) -> Example:
+    """A pair of strings as two turns, when a template was asked for."""
+    if not isinstance(example, Pair):
+        return example
+    return Chat(
+        [
+            {"role": "user", "content": example.prompt},
+            {"role": "assistant", "content": example.completion},
+        ]
+    )
+
+
+def _has_empty_reply(chat: Chat) -> bool:
+    last = chat.messages[-1]
+    return last["role"] == "assistant" and not last.get("content") and not last.get("tool_calls")
+
+
+def _hashed(rows: list[Any], seed: int, fraction: float) -> NDArray[np.bool_]:
+    """Which records go to the evaluation side: by their content and the seed, never by their place."""
+    import orjson
+    import xxhash
+
+    limit = int(fraction * 2**64)
+    chosen = np.zeros(len(rows), dtype=np.bool_)
+    for number, row in enumerate(rows):
+        if type(row) is BadRecord:
+            continue
+        try:
+            content = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # an integer of more than 64 bits
+            content = repr(row).encode("utf-8")
+        chosen[number] = xxhash.xxh3_64_intdigest(content, seed=seed) < limit
+    return chosen

@@ -1,0 +1,132 @@
+"""Every option of a build, checked once at the door.
+
+The fields are spelled like the options of `pack-dataset build`; a YAML file has the same names. What can
+change the bytes of a packed folder is in `PackConfig.recorded()` and goes into the manifest; what cannot
+(output, workers, force, quiet) does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from padless.packer.errors import InputError
+
+OVERFLOW = ("error", "drop", "truncate", "split")
+TRAIN_ON = ("auto", "all", "completion", "assistant", "last")
+LABELS = ("auto", "always")
+COMPRESSION = ("none", "zstd", "lz4")
+KEEP_OR_DROP = ("keep", "drop")
+ERROR_OR_DROP = ("error", "drop")
+
+NOT_RECORDED = frozenset(
+    {"sources", "eval_sources", "tokenizer", "template", "output", "workers", "force", "progress"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackConfig:
+    """What to pack and how; raises InputError naming the option, its value and the limit."""
+
+    sources: tuple[str, ...]
+    """Files, globs or folders."""
+    tokenizer: str
+    """A local tokenizer folder (with tokenizer.json)."""
+    max_length: int
+    """Tokens per pack; longer sequences follow `overflow`."""
+    output: str
+    format: str = "auto"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Role -> column name, where a source names its columns otherwise."""
+    text_by: str = "line"
+    limit: int | None = None
+    """Take the first so many records of all sources."""
+    template: str | None = None
+    """A file, or the name of a built-in template; None: the tokenizer's own."""
+    template_args: Mapping[str, str] = field(default_factory=dict)
+    system: str | None = None
+    """A system turn put before chats that have none."""
+    train_on: str = "auto"
+    bos: str = "auto"
+    eos: str = "auto"
+    allow_special: bool = False
+    """Let special tokens spelled in the data become special tokens."""
+    strategy: str = "bfd"
+    overflow: str = "error"
+    max_sequences_per_pack: int = 1024
+    on_bad_record: str = "error"
+    on_empty_reply: str = "keep"
+    max_drop_share: float = 0.05
+    """Share of the records that may be lost to faults before the build is refused."""
+    eval_fraction: float = 0.0
+    eval_sources: tuple[str, ...] = ()
+    eval_strategy: str = "none"
+    labels: str = "auto"
+    shard_size: int = 512 * 2**20
+    """Bytes of a shard, at most (one pack at least)."""
+    compression: str = "none"
+    seed: int = 0
+    workers: int | None = None
+    """Processes or threads that tokenize; None: the cores."""
+    force: bool = False
+    progress: Callable[[str, Mapping[str, float]], None] | None = None
+    """Called with a stage's name and its counters; None: silent."""
+
+    def __post_init__(self) -> None:
+        from padless.packer.formats import FORMATS
+        from padless.packer.strategies import STRATEGIES
+
+        for name in ("sources", "eval_sources"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+                raise InputError(f"{name} must be a sequence of paths, got {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        if not self.sources:
+            raise InputError("no source given: name at least one file, glob or folder")
+        self._integer("max_length", 1, "tokens")
+        self._integer("max_sequences_per_pack", 1, "sequences")
+        self._integer("shard_size", 1, "bytes")
+        if self.limit is not None:
+            self._integer("limit", 1, "records")
+        if self.workers is not None:
+            self._integer("workers", 1, "workers")
+        self._integer("seed", 0, "")
+        if self.seed >= 2**63:
+            raise InputError(f"seed must be below 2**63, got {self.seed}")
+        for name in ("eval_fraction", "max_drop_share"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise InputError(f"{name} must be a share between 0 and 1, got {value!r}")
+        if self.eval_fraction == 1:
+            raise InputError("eval_fraction 1 leaves nothing to train on; give less than 1")
+        if self.eval_fraction and self.eval_sources:
+            raise InputError("give eval_fraction or eval_source, not both")
+        self._choice("format", ("auto", *FORMATS))
+        self._choice("strategy", tuple(STRATEGIES))
+        self._choice("eval_strategy", tuple(STRATEGIES))
+        self._choice("overflow", OVERFLOW)
+        self._choice("train_on", TRAIN_ON)
+        self._choice("labels", LABELS)
+        self._choice("compression", COMPRESSION)
+        self._choice("on_bad_record", ERROR_OR_DROP)
+        self._choice("on_empty_reply", KEEP_OR_DROP)
+
+    def _integer(self, name: str, least: int, unit: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name} must be at least {least} {unit}".rstrip() + f", got {value!r}")
+
+    def _choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+    def recorded(self) -> dict[str, Any]:
+        """The options that can change the bytes, as JSON values, for the manifest."""
+        found: dict[str, Any] = {}
+        for item in fields(self):
+            if item.name not in NOT_RECORDED:
+                value = getattr(self, item.name)
+                found[item.name] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
+        return found

@@ -1,0 +1,235 @@
+"""What becomes of a record: which of its tokens are trained, and whether it is whole, cut or dropped.
+
+Every record gets at least one line, and every token is either in a line's sequence or counted as cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.config import PackConfig
+from padless.packer.lines import (
+    DROPPED,
+    EMPTY,
+    EMPTY_REPLY,
+    FRAGMENT,
+    LINE,
+    NO_TARGETS,
+    NONE,
+    TOO_LONG,
+    TRUNCATED,
+    WHOLE,
+    Problem,
+)
+from padless.packer.spans import Spanned
+
+if TYPE_CHECKING:
+    from padless.packer.chunk import Prepared
+
+Integers = NDArray[np.int64]
+
+
+class Sequences(NamedTuple):
+    """A chunk's encoded records: `records` ascending, one text each."""
+
+    records: Integers
+    spanned: Spanned
+    chats: frozenset[int]
+
+
+@dataclass
+class Parts:
+    """Columns of the lines that are being made; one entry a part of a record."""
+
+    sequence: list[int]
+    part: list[int]
+    start: list[int]
+    length: list[int]
+    status: list[int]
+    reason: list[int]
+
+    def add(self, sequence: int, part: int, start: int, length: int, status: int, reason: int) -> None:
+        for column, value in zip(
+            (self.sequence, self.part, self.start, self.length, self.status, self.reason),
+            (sequence, part, start, length, status, reason),
+            strict=True,
+        ):
+            column.append(value)
+
+
+def apply_policies(
+    config: PackConfig, prepared: Prepared, sequences: Sequences
+) -> tuple[NDArray[np.void], NDArray[np.int32], list[Problem]]:
+    """Lines, values (a trained token t as -1 - t) and what the policies do not let pass."""
+    records, spanned = sequences.records, sequences.spanned
+    trained = _trained(config, prepared, sequences)
+    offsets = spanned.offsets
+    lengths = np.diff(offsets)
+    trained[offsets[:-1][lengths > 0]] = False  # nothing predicts a sequence's first token
+    values = np.where(trained, ~spanned.ids, spanned.ids)
+    before = np.zeros(len(trained) + 1, dtype=np.int64)
+    np.cumsum(trained, out=before[1:])
+    targets = before[offsets[1:]] - before[offsets[:-1]]
+
+    status = np.full(len(records), WHOLE, dtype=np.uint8)
+    reason = np.full(len(records), NONE, dtype=np.uint8)
+    empty_reply = np.isin(records, prepared.empty_replies)
+    _drop(status, reason, targets == 0, NO_TARGETS)
+    _drop(status, reason, lengths == 0, EMPTY)
+    if config.on_empty_reply == "drop":
+        _drop(status, reason, empty_reply, EMPTY_REPLY)
+    too_long = (lengths > config.max_length) & (status != DROPPED)
+    problems: list[Problem] = []
+    special = Parts([], [], [], [], [], [])
+    if config.overflow == "drop":
+        _drop(status, reason, too_long, TOO_LONG)
+    elif too_long.any():
+        for sequence in np.flatnonzero(too_long).tolist():
+            problem = _overflow(config, prepared, sequences, sequence, before, special)
+            if problem:
+                problems.append(problem)
+        lines, values = _with_special(
+            sequences, lengths, values, before, status, reason, empty_reply, special, too_long
+        )
+        return _with_dropped(lines, prepared), values, problems
+
+    lines = np.zeros(len(records), dtype=LINE)
+    lines["record"] = records
+    dropped = status == DROPPED
+    lines["length"] = np.where(dropped, 0, lengths)
+    lines["targets"] = np.where(dropped, 0, targets)
+    lines["cut"] = np.where(dropped, lengths, 0)
+    lines["status"], lines["reason"], lines["empty_reply"] = status, reason, empty_reply
+    if dropped.any():
+        values = values[np.repeat(~dropped, lengths)]
+    return _with_dropped(lines, prepared), values, problems
+
+
+def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> NDArray[np.bool_]:
+    """Which tokens are trained, by the spans that `train_on` leaves."""
+    spanned, records = sequences.spanned, sequences.records
+    text, start, end = spanned.span_text, spanned.span_start, spanned.span_end
+    keep = np.ones(len(text), dtype=np.bool_)
+    if config.train_on == "last":
+        keep[:-1] = text[:-1] != text[1:]
+    for record, context in prepared.first_trained.items():
+        mine = np.searchsorted(text, np.searchsorted(records, record))
+        keep[mine : mine + context] = False
+    edges = np.zeros(len(spanned.ids) + 1, dtype=np.int32)
+    np.add.at(edges, start[keep], 1)
+    np.add.at(edges, end[keep], -1)
+    trained: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+    if config.train_on == "all" and sequences.chats:
+        chat = np.isin(records, list(sequences.chats))
+        trained |= np.repeat(chat, np.diff(spanned.offsets))
+    return trained
+
+
+def _drop(status: NDArray[np.uint8], reason: NDArray[np.uint8], which: NDArray[np.bool_], why: int) -> None:
+    status[which] = DROPPED
+    reason[which] = why
+
+
+def _overflow(
+    config: PackConfig,
+    prepared: Prepared,
+    sequences: Sequences,
+    sequence: int,
+    before: Integers,
+    parts: Parts,
+) -> Problem | None:
+    """Cut one over-long sequence, or say why it cannot be."""
+    spanned = sequences.spanned
+    first, stop = int(spanned.offsets[sequence]), int(spanned.offsets[sequence + 1])
+    length, limit = stop - first, config.max_length
+    record = int(sequences.records[sequence])
+    line = prepared.lines[record] if prepared.lines is not None else None
+    if config.overflow == "error":
+        return Problem(
+            record,
+            line,
+            f"has {length:,} tokens and max_length is {limit:,}: raise --max-length, or choose "
+            "--overflow drop, truncate or (for text) split",
+        )
+    if config.overflow == "split":
+        if not bool((before[first + 2 : stop + 1] - before[first + 1 : stop] == 1).all()):
+            return Problem(
+                record,
+                line,
+                f"has {length:,} tokens, more than max_length {limit:,}, and a loss mask: a fragment "
+                "would begin in its middle; choose --overflow drop or truncate",
+            )
+        for part, start in enumerate(range(0, length, limit)):
+            parts.add(sequence, part, start, min(limit, length - start), FRAGMENT, TOO_LONG)
+        return None
+    kept = limit
+    if record in sequences.chats:
+        mine = slice(*np.searchsorted(spanned.span_text, [sequence, sequence + 1]))
+        ends = spanned.span_end[mine] - first
+        if not len(ends):
+            return Problem(
+                record,
+                line,
+                f"has {length:,} tokens, more than max_length {limit:,}, and its template marks no "
+                "turns to cut at: choose --overflow drop, or a template with {% generation %} blocks",
+            )
+        kept = int(ends[ends <= limit].max(initial=0))
+    if kept and before[first + kept] > before[first]:
+        parts.add(sequence, 0, 0, kept, TRUNCATED, TOO_LONG)
+    else:
+        parts.add(sequence, 0, 0, 0, DROPPED, TOO_LONG)
+    return None
+
+
+def _with_special(
+    sequences: Sequences,
+    lengths: Integers,
+    values: NDArray[np.int32],
+    before: Integers,
+    status: NDArray[np.uint8],
+    reason: NDArray[np.uint8],
+    empty_reply: NDArray[np.bool_],
+    special: Parts,
+    is_special: NDArray[np.bool_],
+) -> tuple[NDArray[np.void], NDArray[np.int32]]:
+    """Lines and values where some sequences are cut into parts of their own."""
+    normal = np.flatnonzero(~is_special)
+    sequence = np.concatenate([normal, np.asarray(special.sequence, dtype=np.int64)])
+    order = np.lexsort((np.concatenate([0 * normal, special.part]), sequence))
+    sequence = sequence[order]
+    dropped = status[normal] == DROPPED
+    lines = np.zeros(len(sequence), dtype=LINE)
+    lines["record"] = sequences.records[sequence]
+    lines["part"] = np.concatenate([0 * normal, special.part])[order]
+    lines["start"] = np.concatenate([0 * normal, special.start])[order]
+    lines["length"] = np.concatenate([np.where(dropped, 0, lengths[normal]), special.length])[order]
+    lines["status"] = np.concatenate([status[normal], special.status])[order]
+    lines["reason"] = np.concatenate([reason[normal], special.reason])[order]
+    lines["empty_reply"] = empty_reply[sequence]
+    kept = np.bincount(sequence, weights=lines["length"], minlength=len(lengths)).astype(np.int64)
+    lines["cut"] = np.where(lines["part"] == 0, (lengths - kept)[sequence], 0)
+    start = sequences.spanned.offsets[sequence] + lines["start"]
+    length = lines["length"].astype(np.int64)
+    first_counts = before[np.minimum(start + 1, len(before) - 1)] - before[start]
+    lines["targets"] = np.where(length > 0, before[start + length] - before[start] - first_counts, 0)
+    out = np.cumsum(length) - length
+    found = values[np.arange(int(length.sum())) + np.repeat(start - out, length)]
+    begins = out[length > 0]
+    found[begins] = np.where(found[begins] < 0, ~found[begins], found[begins])
+    return lines, found
+
+
+def _with_dropped(lines: NDArray[np.void], prepared: Prepared) -> NDArray[np.void]:
+    """Add a line for each record that never became tokens."""
+    if not prepared.dropped:
+        return lines
+    added = np.zeros(len(prepared.dropped), dtype=LINE)
+    added["record"] = list(prepared.dropped)
+    added["status"] = DROPPED
+    added["reason"] = list(prepared.dropped.values())
+    together = np.concatenate([lines, added])
+    return together[np.lexsort((together["part"], together["record"]))]

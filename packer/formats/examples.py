@@ -1,0 +1,73 @@
+"""What a record becomes before it is rendered: a chat, a prompt with its completion, a text, or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Message = dict[str, Any]
+
+
+class RecordError(ValueError):
+    """A record that cannot be used as it is; the text says which field and why."""
+
+
+class Chat(NamedTuple):
+    """Turns for a chat template; `first_trained` is the number of leading turns that are only context."""
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+    first_trained: int = 0
+
+
+class Pair(NamedTuple):
+    """A prompt and what follows it, as plain strings."""
+
+    prompt: str
+    completion: str
+
+
+class Text(NamedTuple):
+    """A document."""
+
+    text: str
+
+
+class Tokens(NamedTuple):
+    """Ids and unshifted labels (-100 where not trained) that somebody tokenized before."""
+
+    input_ids: list[int]
+    labels: list[int] | None
+
+
+Example = Chat | Pair | Text | Tokens
+
+
+class Columns:
+    """Role -> the column that plays it: as named by the user, else the first of its usual names."""
+
+    def __init__(self, named: Mapping[str, str]) -> None:
+        self.named = dict(named)
+
+    def find(self, row: Mapping[str, Any], role: str, *usual: str) -> str | None:
+        """The column's name in this row, or None."""
+        if role in self.named:
+            return self.named[role] if self.named[role] in row else None
+        return next((name for name in (role, *usual) if name in row), None)
+
+    def value(self, row: Mapping[str, Any], role: str, *usual: str) -> Any:
+        """The role's value; RecordError naming the columns that are there."""
+        name = self.find(row, role, *usual)
+        if name is None:
+            wanted = self.named.get(role) or " or ".join((role, *usual))
+            raise RecordError(f"no column {wanted}; the record has: {', '.join(map(str, row)) or 'none'}")
+        return row[name]
+
+
+def text_of(value: Any, name: str) -> str:
+    """A column that must be text: null counts as empty."""
+    if value is None:
+        return ""
+    if type(value) is not str:
+        raise RecordError(f"{name} must be text, got {type(value).__name__}")
+    return value

@@ -1,0 +1,48 @@
+"""`input_ids` that somebody made before, with labels or a mask of what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from padless.packer.formats.examples import Columns, Example, RecordError, Tokens
+
+IGNORED = -100
+MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+
+
+def matches(row: Mapping[str, Any], columns: Columns) -> bool:
+    return columns.find(row, "input_ids") is not None
+
+
+def convert(row: Mapping[str, Any], columns: Columns) -> Example:
+    ids = _integers(columns.value(row, "input_ids"), "input_ids")
+    name = columns.find(row, "labels")
+    if name is not None and row[name] is not None:
+        labels = _integers(row[name], name)
+        _as_long(labels, name, ids)
+        for place, (label, token) in enumerate(zip(labels, ids, strict=True)):
+            if label not in (IGNORED, token):
+                raise RecordError(
+                    f"labels[{place}] is {label} where input_ids has {token}: labels must be unshifted, "
+                    f"each the token itself or {IGNORED}"
+                )
+        return Tokens(ids, labels)
+    for role in MASKS:
+        name = columns.find(row, role)
+        if name is not None and row[name] is not None:
+            mask = [int(item) for item in row[name]]
+            _as_long(mask, name, ids)
+            return Tokens(ids, [t if m else IGNORED for t, m in zip(ids, mask, strict=True)])
+    return Tokens(ids, None)
+
+
+def _integers(value: Any, name: str) -> list[int]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise RecordError(f"{name} must be a list of integers")
+    return value
+
+
+def _as_long(values: list[int], name: str, ids: list[int]) -> None:
+    if len(values) != len(ids):
+        raise RecordError(f"{name} has {len(values)} entries for {len(ids)} input_ids")

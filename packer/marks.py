@@ -1,0 +1,129 @@
+"""Marked text: the trained spans of a render, carried in the render itself.
+
+A chunk's records travel as one string, `... [open] trained [close] ... [end]` for each record, whose three
+marks are control characters that no record of the chunk contains. Taking them out again is a few passes
+at memory speed over the UTF-8 bytes:
+
+    "Q\x01A\x02\x03"  ->  text "QA", bytes 0..2, span 1..2
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.formats.examples import Chat, Example, Pair, RecordError, Text
+
+CANDIDATES = "".join(map(chr, [*range(1, 9), *range(14, 28)]))
+"""One byte each, and no white space: no template and no tokenizer trims them away."""
+
+Offsets = NDArray[np.int64]
+
+
+class Marked(NamedTuple):
+    """Texts without their marks, and where the spans lie, in UTF-8 bytes over all texts put together."""
+
+    texts: list[str]
+    offsets: Offsets
+    """[len(texts) + 1]: where each text begins."""
+    span_text: Offsets
+    """Which text each span is in."""
+    span_start: Offsets
+    span_end: Offsets
+
+
+def choose_marks(contents: Iterable[str]) -> str | None:
+    """Three characters that none of the contents has; None where fewer than three are free."""
+    joined = "".join(contents)
+    free = [mark for mark in CANDIDATES if mark not in joined]
+    return "".join(free[:3]) if len(free) >= 3 else None
+
+
+def leaves(example: Example) -> list[str]:
+    """Every text in a record, so that it can be searched."""
+    if isinstance(example, Text):
+        return [example.text]
+    if isinstance(example, Pair):
+        return [example.prompt, example.completion]
+    found: list[str] = []
+    if isinstance(example, Chat):
+        for turn in example.messages:
+            for value in turn.values():
+                if type(value) is str:
+                    found.append(value)
+                else:
+                    _collect(value, found)
+        _collect(example.tools, found)
+    return found
+
+
+def _collect(value: Any, found: list[str]) -> None:
+    if isinstance(value, str):
+        found.append(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            found.append(str(key))
+            _collect(item, found)
+    elif isinstance(value, list):
+        for item in value:
+            _collect(item, found)
+
+
+def mark_plain(example: Pair | Text, marks: str, *, train_prompt: bool) -> str:
+    """A prompt with its completion, or a document, as marked text."""
+    if isinstance(example, Text):
+        return f"{marks[0]}{example.text}{marks[1]}{marks[2]}"
+    if train_prompt:
+        return f"{marks[0]}{example.prompt}{example.completion}{marks[1]}{marks[2]}"
+    return f"{example.prompt}{marks[0]}{example.completion}{marks[1]}{marks[2]}"
+
+
+def split_marked(marked: str, marks: str) -> Marked:
+    """Take the marks out. RecordError where they do not pair up (a template that nests its blocks)."""
+    data = np.frombuffer(marked.encode("utf-8"), dtype=np.uint8)
+    opening, closing, ending = (ord(mark) for mark in marks)
+    at = np.flatnonzero((data == opening) | (data == closing) | (data == ending))
+    kind = data[at]
+    clean = at - np.arange(len(at))
+    is_end = kind == ending
+    opens = np.flatnonzero(kind == opening)
+    closes = np.flatnonzero(kind == closing)
+    if len(opens) != len(closes) or not np.array_equal(closes, opens + 1):
+        raise RecordError("the template's generation blocks overlap or are left open")
+    text_of_mark = np.cumsum(is_end) - is_end
+    texts = marked.replace(marks[0], "").replace(marks[1], "").split(marks[2])
+    texts.pop()  # behind the last end mark
+    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+    offsets[1:] = clean[is_end]
+    return Marked(texts, offsets, text_of_mark[opens], clean[opens], clean[closes])
+
+
+def normalized(marked: str, marks: str) -> str | None:
+    """One record's marked text in NFC; None where a span's edge falls inside a composed character."""
+    pieces = re.split(f"([{marks}])", marked)
+    found = "".join(piece if piece in marks else unicodedata.normalize("NFC", piece) for piece in pieces)
+    whole = unicodedata.normalize("NFC", _bare(marked, marks))
+    return found if _bare(found, marks) == whole else None
+
+
+def character_spans(marked: str, marks: str) -> tuple[str, list[tuple[int, int]]]:
+    """One record's text and its spans in characters, for the tokenizer's own offsets."""
+    spans: list[tuple[int, int]] = []
+    length = start = 0
+    for piece in re.split(f"([{marks}])", marked):
+        if piece == marks[0]:
+            start = length
+        elif piece == marks[1]:
+            spans.append((start, length))
+        elif piece != marks[2]:
+            length += len(piece)
+    return _bare(marked, marks), spans
+
+
+def _bare(marked: str, marks: str) -> str:
+    return marked.translate({ord(mark): None for mark in marks})

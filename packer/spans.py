@@ -1,0 +1,242 @@
+"""Rendered text to tokens that know whether they are trained.
+
+A chunk is encoded flat, and the tokens are counted in bytes: for a byte-level vocabulary the cumulated
+lengths of the tokens are their offsets, at numpy speed. A text whose tokens do not add up to its bytes
+goes through the tokenizer's own character offsets instead. A token that overlaps a span belongs to it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.encode import Encoder
+from padless.packer.formats.examples import RecordError
+from padless.packer.marks import Marked, character_spans, normalized, split_marked
+
+Offsets = NDArray[np.int64]
+
+
+class Spanned(NamedTuple):
+    """Tokens of many texts, flat, and the token ranges of their spans."""
+
+    ids: NDArray[np.int32]
+    offsets: Offsets
+    """[texts + 1]: where each text's tokens begin."""
+    span_text: Offsets
+    span_start: Offsets
+    """First token of each span, and one past its last; spans in the order of the texts."""
+    span_end: Offsets
+
+
+def encode_marked(encoder: Encoder, marked: str, marks: str, *, plain: bool) -> Spanned:
+    """Encode a chunk's marked text. `plain`: special tokens spelled in it stay text."""
+    parts = split_marked(marked, marks)
+    if encoder.byte_lengths is None:
+        if _all_whole(parts):  # every span is its whole text: nothing to locate
+            ids, offsets = encoder.flat(parts.texts, plain=plain)
+            return Spanned(ids, offsets, parts.span_text, offsets[:-1], offsets[1:])
+        return _by_characters(encoder, marked, marks, plain)
+    counted, apart = _as_counted(encoder, parts, marked, marks)
+    ids, offsets = encoder.flat(parts.texts, plain=plain)
+    edges = np.zeros(len(ids) + 1, dtype=np.int64)
+    np.cumsum(encoder.byte_lengths[ids], out=edges[1:])
+    # Edges agree at every text's end exactly when every text's tokens add up to its bytes.
+    token_bytes, text_bytes = np.diff(edges[offsets]), np.diff(counted.offsets)
+    apart = apart | (token_bytes != text_bytes)
+    shift = edges[offsets[:-1]] - counted.offsets[:-1]  # zero but behind a text that does not add up
+    start = counted.span_start + shift[counted.span_text]
+    end = counted.span_end + shift[counted.span_text]
+    first = np.searchsorted(edges, start, side="right") - 1
+    last = np.searchsorted(edges, end, side="left")
+    first = np.where(start == end, last, first)  # an empty span trains nothing
+    found = Spanned(ids, offsets, counted.span_text, first, last)
+    return _replace(found, encoder, marked, marks, plain, np.flatnonzero(apart)) if apart.any() else found
+
+
+def _all_whole(parts: Marked) -> bool:
+    n = len(parts.texts)
+    return (
+        len(parts.span_text) == n
+        and np.array_equal(parts.span_text, np.arange(n))
+        and np.array_equal(parts.span_start, parts.offsets[:-1])
+        and np.array_equal(parts.span_end, parts.offsets[1:])
+    )
+
+
+def _as_counted(encoder: Encoder, parts: Marked, marked: str, marks: str) -> tuple[Marked, NDArray[np.bool_]]:
+    """The texts as the tokenizer's bytes count them (in NFC where it normalizes), and which cannot be."""
+    apart = np.zeros(len(parts.texts), dtype=np.bool_)
+    if not encoder.normalizes or marked.isascii() or unicodedata.is_normalized("NFC", marked):
+        return parts, apart
+    records = marked.split(marks[2])[:-1]
+    for index, record in enumerate(records):
+        if record.isascii() or unicodedata.is_normalized("NFC", parts.texts[index]):
+            continue
+        composed = normalized(record, marks)
+        if composed is None:
+            apart[index] = True
+        else:
+            records[index] = composed
+    return split_marked("".join(record + marks[2] for record in records), marks), apart
+
+
+def _by_characters(encoder: Encoder, marked: str, marks: str, plain: bool) -> Spanned:
+    records = marked.split(marks[2])[:-1]
+    return join([_one(encoder, record, marks, plain) for record in records])
+
+
+def _one(encoder: Encoder, record: str, marks: str, plain: bool) -> Spanned:
+    text, spans = character_spans(record, marks)
+    ids, offsets = encoder.with_offsets(text, plain=plain)
+    return _located(ids, offsets, spans)
+
+
+def _located(
+    ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
+) -> Spanned:
+    """Spans in characters to spans in tokens, for one text."""
+    n = len(ids)
+    starts = np.fromiter((o[0] for o in offsets), dtype=np.int64, count=n)
+    ends = np.fromiter((o[1] for o in offsets), dtype=np.int64, count=n)
+    first = np.zeros(len(spans), dtype=np.int64)
+    last = np.zeros(len(spans), dtype=np.int64)
+    for number, (start, end) in enumerate(spans):
+        inside = np.flatnonzero((ends > start) & (starts < end))
+        if len(inside):
+            first[number], last[number] = inside[0], inside[-1] + 1
+    return Spanned(
+        np.asarray(ids, dtype=np.int32),
+        np.array([0, n], dtype=np.int64),
+        np.zeros(len(spans), dtype=np.int64),
+        first,
+        last,
+    )
+
+
+def _replace(
+    found: Spanned, encoder: Encoder, marked: str, marks: str, plain: bool, which: Offsets
+) -> Spanned:
+    """Put the texts of `which` in again, by their characters."""
+    records = marked.split(marks[2])[:-1]
+    again = {int(index): _one(encoder, records[index], marks, plain) for index in which}
+    return join([again.get(i) or take(found, i) for i in range(len(records))])
+
+
+def take(found: Spanned, index: int) -> Spanned:
+    """One text of many."""
+    start, stop = found.offsets[index], found.offsets[index + 1]
+    mine = slice(*np.searchsorted(found.span_text, [index, index + 1]))
+    return Spanned(
+        found.ids[start:stop],
+        np.array([0, stop - start], dtype=np.int64),
+        np.zeros(mine.stop - mine.start, dtype=np.int64),
+        found.span_start[mine] - start,
+        found.span_end[mine] - start,
+    )
+
+
+def join(pieces: Sequence[Spanned]) -> Spanned:
+    """Several texts' tokens one after the other."""
+    if not pieces:
+        empty = np.zeros(0, dtype=np.int64)
+        return Spanned(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64), empty, empty, empty)
+    lengths = np.concatenate([np.diff(piece.offsets) for piece in pieces])
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    texts = np.cumsum([0, *(len(piece.offsets) - 1 for piece in pieces)])
+    tokens = offsets[texts]
+    return Spanned(
+        np.concatenate([piece.ids for piece in pieces]),
+        offsets,
+        np.concatenate([p.span_text + n for p, n in zip(pieces, texts, strict=False)]),
+        np.concatenate([p.span_start + n for p, n in zip(pieces, tokens, strict=False)]),
+        np.concatenate([p.span_end + n for p, n in zip(pieces, tokens, strict=False)]),
+    )
+
+
+class Shield:
+    """Keeps what a record's text spells as a special token text, beside the template's own special tokens.
+
+    In the data each such spelling becomes one character that the record does not contain; after the render
+    what still reads as a special token is the template's own. The render is cut there, as the tokenizer
+    itself cuts it, and what lies between is encoded with special tokens as text.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        specials = encoder.files.special_contents
+        self._ids = {text: encoder.files.token_id(text) for text in specials}
+        self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
+        self._starts = sorted({text[:2] for text in specials})
+
+    def spelled_in(self, contents: Sequence[str]) -> bool:
+        """Whether any of the contents spells a special token."""
+        if self._specials is None:
+            return False
+        joined = "\n".join(contents)
+        if not any(start in joined for start in self._starts):
+            return False
+        return any(self._specials.search(content) for content in contents)
+
+    def cover(self, value: object, stand_ins: dict[str, str]) -> object:
+        """A copy of a record's content in which stand-ins take the place of spelled special tokens."""
+        if isinstance(value, str):
+            assert self._specials is not None
+            return self._specials.sub(lambda m: self._stand_in(m.group(), stand_ins), value)
+        if isinstance(value, dict):
+            return {self.cover(key, stand_ins): self.cover(item, stand_ins) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.cover(item, stand_ins) for item in value]
+        return value
+
+    def _stand_in(self, special: str, stand_ins: dict[str, str]) -> str:
+        # Supplementary private use: no text has them by accident, and `encode` checks that none has.
+        return stand_ins.setdefault(special, chr(0x10FF00 + len(stand_ins)))
+
+    def encode(self, marked: str, marks: str, stand_ins: dict[str, str]) -> Spanned:
+        """Tokens of one covered record. RecordError where its text has the stand-ins' characters itself."""
+        assert self._specials is not None
+        text, spans = character_spans(marked.removesuffix(marks[2]), marks)
+        uncover = {stand_in: special for special, stand_in in stand_ins.items()}
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        position = 0
+        for match in self._specials.finditer(text):
+            self._plain(text[position : match.start()], position, uncover, ids, offsets)
+            special = self._ids[match.group()]
+            assert special is not None
+            ids.append(special)
+            offsets.append(match.span())
+            position = match.end()
+        self._plain(text[position:], position, uncover, ids, offsets)
+        return _located(ids, offsets, spans)
+
+    def _plain(
+        self,
+        covered: str,
+        at: int,
+        uncover: dict[str, str],
+        ids: list[int],
+        offsets: list[tuple[int, int]],
+    ) -> None:
+        if not covered:
+            return
+        # back[i]: the covered text's character that character i of the uncovered text stands in
+        back = [i for i, c in enumerate(covered) for _ in range(len(uncover.get(c, c)))]
+        back.append(len(covered))
+        text = "".join(uncover.get(c, c) for c in covered)
+        found, places = self.encoder.with_offsets(text, plain=True)
+        ids += found
+        offsets += [(at + back[s], at + (back[e - 1] + 1 if e > s else back[s])) for s, e in places]
+
+
+def check_no_stand_ins(contents: Sequence[str]) -> None:
+    """RecordError where a record already has characters that `Shield` uses."""
+    if any(0x10FF00 <= ord(c) <= 0x10FFFF for content in contents for c in content):
+        raise RecordError("it spells special tokens and has characters from U+10FF00 on; take those out")

@@ -1,0 +1,197 @@
+"""Chat templates: one render of a conversation, with the trained spans marked in it.
+
+`{% generation %}` blocks are rewritten so that the render itself carries a mark before and after each
+(three control characters that nothing in the chunk contains; see packer/marks.py). jinja2, sandboxed,
+is the reference: what transformers does. minijinja is 4 to 8 times faster and renders a whole chunk at
+once, but only records of plain strings take it, and only with a template on which a sample of the real
+input came out equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from padless.packer.errors import InputError
+from padless.packer.formats.examples import Chat, RecordError
+
+BUILT_IN = {
+    "chatml": (
+        "{%- for message in messages %}\n"
+        "    {{- '<|im_start|>' + message.role + '\\n' }}\n"
+        "    {%- if message.role == 'assistant' %}\n"
+        "        {%- generation %}\n"
+        "            {{- message.content + '<|im_end|>' }}\n"
+        "        {%- endgeneration %}\n"
+        "    {%- else %}\n"
+        "        {{- message.content + '<|im_end|>' }}\n"
+        "    {%- endif %}\n"
+        "    {{- '\\n' }}\n"
+        "{%- endfor %}\n"
+    ),
+}
+CLASSIC = "alpaca"
+"""The name that asks for the two classic alpaca prompts instead of a chat template."""
+
+_GENERATION = re.compile(r"([ \t]*)\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_OPEN, _CLOSE, _END, _BATCH = "padless_open", "padless_close", "padless_end", "padless_batch"
+_TRIMMED_DIFFERENTLY = re.compile("[\x1c-\x1f]")
+"""Python's strip removes these, the other engine's trim leaves them."""
+
+
+def load_template(option: str | None, own: str | None) -> str | None:
+    """The template's text: a built-in name, a file, or (None) the tokenizer's own."""
+    if option is None:
+        return own
+    if option in BUILT_IN:
+        return BUILT_IN[option]
+    if not os.path.isfile(option):
+        raise InputError(f"no template {option!r}: give a file, or one of {', '.join([*BUILT_IN, CLASSIC])}")
+    try:
+        with open(option, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"template {option} is not UTF-8: {error}") from error
+
+
+def mark_generation(source: str) -> str:
+    """Replace generation blocks by a mark, a scope, and a mark, keeping every rule about white space.
+
+    The tag's place is taken by an expression; what `lstrip_blocks` would have removed before the tag is
+    removed here, and the scope's own tag behind it still swallows the newline that `trim_blocks` does.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        indent, left, end, right = match.groups()
+        if not left and (match.start() == 0 or source[match.start() - 1] == "\n"):
+            indent = ""
+        dash = "-" if left == "-" else ""
+        name, tag = (_CLOSE, "endwith") if end else (_OPEN, "with")
+        return f"{indent}{{{{{dash} {name} }}}}{{% {tag} {right}%}}"
+
+    return _GENERATION.sub(replace, source)
+
+
+class ChatTemplate:
+    """A template and its two engines; `render` gives marked text, `[open] trained [close] ... [end]`."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any], name: str) -> None:
+        self.source = source
+        self.name = name
+        self.variables = {**variables, "add_generation_prompt": False, "documents": None}
+        self.has_marks = bool(_GENERATION.search(source))
+        self.fixed_text = source + "".join(str(value) for value in variables.values())
+        """What every render may contain besides the record: marks are chosen outside it."""
+        self._marked = mark_generation(source)
+        self._slow = self._jinja2()
+        self.fast: Any = None
+
+    def _jinja2(self) -> Any:
+        from jinja2 import TemplateError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _no_clock
+        try:
+            return environment.from_string(self._marked)
+        except TemplateError as error:
+            line = getattr(error, "lineno", None)
+            where = f", line {line}" if line else ""
+            raise InputError(f"chat template {self.name}{where}: {error}") from error
+
+    def enable_fast(self, sample: Sequence[Chat], marks: str) -> bool:
+        """Use minijinja from now on if it renders the sample as jinja2 does."""
+        plain = [chat for chat in sample if is_plain(chat)]
+        if not plain:
+            return False
+        try:
+            import minijinja
+
+            environment = minijinja.Environment(
+                trim_blocks=True,
+                lstrip_blocks=True,
+                auto_escape_callback=lambda name: None,
+                filters={"tojson": _tojson},
+                globals={"raise_exception": _raise, "strftime_now": _no_clock},
+            )
+            source = re.sub(r"\r?\n\Z", "", self._marked)  # as the engines do at a template's end
+            environment.add_template(
+                "batch",
+                f"{{% for messages, tools in {_BATCH} %}}{{{{ '' }}}}{source}{{{{ {_END} }}}}{{% endfor %}}",
+            )
+            self.fast = environment
+            same = self.render_fast(plain, marks) == "".join(self.render(c, marks) for c in plain)
+        except Exception:  # anything it does not know: the reference stays
+            same = False
+        if not same:
+            self.fast = None
+        return same
+
+    def render(self, chat: Chat, marks: str) -> str:
+        """One conversation through jinja2; RecordError with the template's own words where it refuses."""
+        try:
+            text: str = self._slow.render(
+                messages=chat.messages, tools=chat.tools, **self.variables, **_marks(marks)
+            )
+        except InputError:
+            raise
+        except Exception as error:  # template code fails in any way that Python code can
+            raise RecordError(f"the chat template refuses it: {error}") from error
+        return text + marks[2]
+
+    def render_fast(self, chats: Sequence[Chat], marks: str) -> str:
+        """Many plain conversations at once, each followed by the end mark."""
+        batch = [(chat.messages, chat.tools) for chat in chats]
+        found: str = self.fast.render_template("batch", **{_BATCH: batch}, **self.variables, **_marks(marks))
+        return found
+
+
+def is_plain(chat: Chat) -> bool:
+    """Whether the two engines are held equal on it: turns of strings, nothing that trims differently."""
+    if chat.tools is not None:
+        return False
+    for turn in chat.messages:
+        for value in turn.values():
+            if type(value) is not str:
+                return False
+            if value and (_TRIMMED_DIFFERENTLY.match(value[0]) or _TRIMMED_DIFFERENTLY.match(value[-1])):
+                return False
+    return True
+
+
+def _marks(marks: str) -> dict[str, str]:
+    return {_OPEN: marks[0], _CLOSE: marks[1], _END: marks[2]}
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as chat templates expect it: nothing escaped for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _no_clock(form: str) -> str:
+    raise InputError(
+        f"the chat template asks for today's date ({form}), so the same data would pack differently "
+        "tomorrow; give the date with --template-arg (often date_string=...)"
+    )

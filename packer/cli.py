@@ -1,0 +1,42 @@
+"""`pack-dataset`: arguments to `PackConfig`, results to stdout, everything else to stderr.
+
+`main` starts to load the tokenizer before typer and rich are imported: a small build is as fast as that
+load, and the imports fit into its shadow.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """The console script. Exit 0 done, 1 a check failed, 2 wrong use or bad input, 130 interrupted."""
+    # Numeric libraries start threads that a packer has no use for, and that forking would have to survive.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _start_loading(sys.argv[1:])
+    from padless.packer.commands import run
+
+    code = run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Taking millions of small objects apart one by one takes longer than a small build's plan.
+    os._exit(code)
+
+
+def _start_loading(arguments: list[str]) -> None:
+    if arguments[:1] != ["build"]:
+        return
+    for place, argument in enumerate(arguments):
+        folder = argument.removeprefix("--tokenizer=") if argument.startswith("--tokenizer=") else ""
+        if argument == "--tokenizer" and place + 1 < len(arguments):
+            folder = arguments[place + 1]
+        if folder and os.path.isdir(folder):
+            from padless.packer.tokenizer_files import start_loading
+
+            start_loading(folder)
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""The commands of `pack-dataset`; their choices come from the same dicts as everything else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer import Argument, Option
+
+from padless.packer.config import PackConfig
+from padless.packer.errors import InputError
+from padless.packer.formats import FORMATS
+from padless.packer.strategies import STRATEGIES
+from padless.runtime.format import PadlessError
+
+app = typer.Typer(
+    name="pack-dataset",
+    help="Tokenize and pack a data set once, offline; train without padding ever after.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
+Split = Annotated[str | None, Option(help="The split to take, in a folder of splits.")]
+
+
+def run() -> int:
+    """Run the command line; its exit code. Every mistake of a user ends in one line, never a traceback."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        found: Any = app(standalone_mode=False)
+    except PadlessError as error:
+        errors.print("error:", style="bold red", end=" ")
+        errors.print(str(error), markup=False)
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        errors.print("interrupted; the same command goes on where it stopped", markup=False)
+        return 130
+    except OSError as error:
+        errors.print("error:", style="bold red", end=" ")
+        errors.print(f"{error.filename or ''} {error.strerror or error}".strip(), markup=False)
+        return 2
+    except typer.Exit as done:
+        return done.exit_code
+    except Exception as error:  # typer's own, which differ between its versions
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        show()
+        return int(getattr(error, "exit_code", 2))
+    return found if isinstance(found, int) else 0
+
+
+@app.command()
+def build(
+    context: typer.Context,
+    sources: Annotated[
+        list[str] | None, Argument(metavar="SOURCE...", help="Files, globs or folders.")
+    ] = None,
+    tokenizer: Annotated[str | None, Option(help="Tokenizer folder (with tokenizer.json). Required.")] = None,
+    max_length: Annotated[int | None, Option(help="Tokens per pack. Required.")] = None,
+    output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
+    format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
+    column: Annotated[
+        list[str] | None,
+        Option(metavar="ROLE=NAME", help="A column's name, where it is not the usual one."),
+    ] = None,
+    text_by: Annotated[
+        str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
+    ] = "line",
+    limit: Annotated[int | None, Option(help="Take only the first records.", show_default=False)] = None,
+    template: Annotated[
+        str | None,
+        Option(
+            help="Chat template: a file, chatml, or alpaca (the classic prompts). Default: the tokenizer's."
+        ),
+    ] = None,
+    template_arg: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="A variable for the chat template.")
+    ] = None,
+    system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
+    train_on: Annotated[
+        str,
+        Option(
+            help="auto (assistant's turns, completions, all of a text), all, completion, assistant, last."
+        ),
+    ] = "auto",
+    bos: Annotated[str, Option(help="Begin token of texts: auto, none or a token.")] = "auto",
+    eos: Annotated[str, Option(help="End token of texts: auto, none or a token.")] = "auto",
+    allow_special: Annotated[
+        bool,
+        Option("--allow-special", help="Special tokens spelled in the data are special tokens."),
+    ] = False,
+    strategy: Annotated[str, Option(help=f"{', '.join(STRATEGIES)}.")] = "bfd",
+    overflow: Annotated[
+        str, Option(help="Records over the length: error, drop, truncate, or split (texts).")
+    ] = "error",
+    max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
+    on_bad_record: Annotated[str, Option(help="Malformed records: error or drop.")] = "error",
+    on_empty_reply: Annotated[str, Option(help="Records whose reply is empty: keep or drop.")] = "keep",
+    max_drop_share: Annotated[float, Option(help="Share of the records that may be lost to faults.")] = 0.05,
+    eval_fraction: Annotated[
+        float, Option(help="Share of the records for a validation split, chosen by their content.")
+    ] = 0.0,
+    eval_source: Annotated[
+        list[str] | None, Option(metavar="SOURCE", help="Files for a validation split.")
+    ] = None,
+    eval_strategy: Annotated[str, Option(help="Strategy of the validation split.")] = "none",
+    labels: Annotated[str, Option(help="auto leaves the column out where it says nothing; always.")] = "auto",
+    shard_size: Annotated[int, Option(help="Bytes of a shard, at most.")] = 512 * 2**20,
+    compression: Annotated[str, Option(help="Of the shards: none, zstd, lz4.")] = "none",
+    workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
+    seed: Annotated[int, Option(help="For the order of packs and the choice of the validation split.")] = 0,
+    config: Annotated[
+        Path | None,
+        Option(metavar="FILE.yaml", help="Options from a file; the command line goes first."),
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Replace a data set of another build.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Print where the time went.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Tokenize and pack SOURCE... into the folder --output."""
+    from padless.packer.pipeline import build as run_build
+    from padless.packer.summary import build_json, print_profile, print_summary, progress
+
+    given: dict[str, Any] = dict(
+        sources=tuple(sources or ()),
+        tokenizer=tokenizer,
+        max_length=max_length,
+        output=output,
+        format=format,
+        columns=_pairs(column, "--column", "ROLE=NAME"),
+        text_by=text_by,
+        limit=limit,
+        template=template,
+        template_args=_pairs(template_arg, "--template-arg", "NAME=VALUE"),
+        system=system,
+        train_on=train_on,
+        bos=bos,
+        eos=eos,
+        allow_special=allow_special,
+        strategy=strategy,
+        overflow=overflow,
+        max_sequences_per_pack=max_sequences_per_pack,
+        on_bad_record=on_bad_record,
+        on_empty_reply=on_empty_reply,
+        max_drop_share=max_drop_share,
+        eval_fraction=eval_fraction,
+        eval_sources=tuple(eval_source or ()),
+        eval_strategy=eval_strategy,
+        labels=labels,
+        shard_size=shard_size,
+        compression=compression,
+        workers=workers,
+        seed=seed,
+        force=force,
+    )
+    given = {**given, **_from_file(config, context, given)}
+    missing = [
+        name
+        for name in ("sources", "tokenizer", "max_length", "output")
+        if not given[name] and given[name] != 0
+    ]
+    if missing:
+        flags = ", ".join(name if name == "sources" else f"--{name.replace('_', '-')}" for name in missing)
+        raise InputError(f"missing: {flags}; see pack-dataset build --help")
+    errors = Console(stderr=True, soft_wrap=True)
+    with progress(errors, show=not quiet and errors.is_terminal) as report:
+        result = run_build(PackConfig(**given, progress=report))
+    if profile:
+        print_profile(result, errors)
+    if as_json:
+        _print_json(build_json(result))
+    elif not quiet:
+        print_summary(result, Console(soft_wrap=True))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
+    split: Split = None,
+    as_json: Json = False,
+) -> None:
+    """Padding utilization: the packs against naive batching and the bound."""
+    from padless.packer.report import build_report, print_report
+
+    found = build_report(folder, split=split)
+    if as_json:
+        _print_json(found)
+    else:
+        print_report(found, Console())
+
+
+@app.command()
+def inspect(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
+    pack: Annotated[int, Option(help="Number of the pack.")] = 0,
+    split: Split = None,
+    as_json: Json = False,
+) -> None:
+    """One pack decoded: boundaries, what is trained, where each sequence came from."""
+    from padless.packer.inspect import describe_pack, print_pack
+
+    found = describe_pack(folder, pack, split=split)
+    if as_json:
+        _print_json(found)
+    else:
+        print_pack(found, Console())
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    split: Split = None,
+    as_json: Json = False,
+) -> int:
+    """Check every file, pack and line of a packed folder; exit 1 where one is not as the manifest says."""
+    from padless.packer.verify import verify as run_verify
+
+    found = run_verify(folder, split=split)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        console = Console(soft_wrap=True, highlight=False)
+        for check in found.checks:
+            console.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "bold red", end=" ")
+            console.print(f"{check.name}: {check.detail}" if check.detail else check.name, markup=False)
+        for warning in found.warnings:
+            console.print("warning:", style="yellow", end=" ")
+            console.print(warning, markup=False)
+    return 0 if found.ok else 1
+
+
+@app.command()
+def demo(
+    output: Annotated[Path | None, Option(help="Folder to write.", show_default="./packed-demo")] = None,
+) -> None:
+    """The whole way on a small data set and tokenizer that ship with padless; no network."""
+    from padless.packer.demo import run_demo
+
+    run_demo(output, Console())
+
+
+FIELD_OF_OPTION = {
+    "column": "columns",
+    "template_arg": "template_args",
+    "eval_source": "eval_sources",
+    "source": "sources",
+}
+"""Options whose field in `PackConfig` is a plural; a file may use either name."""
+
+
+def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """Values of a YAML file for what the command line leaves open."""
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"--config {path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"--config {path} must hold a mapping of options to values")
+    explicit = {
+        FIELD_OF_OPTION.get(name, name)
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    }
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        name = FIELD_OF_OPTION.get(name, name)
+        if name not in given:
+            raise InputError(f"--config {path}: no option {key!r}; known are {', '.join(given)}")
+        if name in ("sources", "eval_sources"):
+            value = (value,) if isinstance(value, str) else tuple(value or ())
+        if name in ("columns", "template_args") and not isinstance(value, dict):
+            raise InputError(f"--config {path}: {key} must be a mapping of names to values")
+        if name not in explicit:
+            found[name] = value
+    return found
+
+
+def _pairs(values: list[str] | None, option: str, form: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for value in values or ():
+        name, equals, rest = value.partition("=")
+        if not name or not equals:
+            raise InputError(f"{option} takes {form}, got {value!r}")
+        found[name] = rest
+    return found
+
+
+def _print_json(content: Any) -> None:
+    sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")

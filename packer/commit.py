@@ -1,0 +1,191 @@
+"""One split's folder, written in the order that makes the manifest the commit point."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from padless.packer.plan import PackPlan, lower_bound, plan_hash
+from padless.packer.tables import Places, SplitLines, gather_of, write_table
+from padless.packer.token_store import ChunkStore
+from padless.packer.tokenizer_files import TokenizerFiles
+from padless.packer.write import Layout, cut_shards, sync_folder, write_bytes, write_shard
+from padless.runtime.format import (
+    MANIFEST,
+    ColumnInfo,
+    FileInfo,
+    Manifest,
+    ShardInfo,
+    SourceInfo,
+    shard_columns,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What all splits of a build share."""
+
+    options: dict[str, Any]
+    seed: int
+    max_length: int
+    cap: int
+    tokenizer: TokenizerFiles
+    vocab_size: int
+    largest_id: int
+    template: str | None
+    template_checksum: str | None
+    sources: tuple[SourceInfo, ...]
+
+
+def write_shards(
+    folder: str,
+    plan: PackPlan,
+    lines: SplitLines,
+    binary: pa.Array,
+    layout: Layout,
+    workers: int,
+    report: Callable[[int], None],
+) -> tuple[ShardInfo, ...]:
+    """All shards of a split; those that were finished are removed again where one fails."""
+    os.makedirs(folder, exist_ok=True)
+    cuts = cut_shards(plan, lines.lengths, layout)
+    gather = gather_of(binary, lines)
+    before = set(os.listdir(folder))
+    with ThreadPoolExecutor(min(workers, max(len(cuts), 1))) as pool:
+        futures = [
+            pool.submit(write_shard, folder, number, batches, plan, gather, layout, report)
+            for number, batches in enumerate(cuts)
+        ]
+        try:
+            return tuple(future.result() for future in futures)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            pool.shutdown(wait=True)
+            for name in set(os.listdir(folder)) - before:
+                if name.startswith("shard-"):
+                    os.remove(os.path.join(folder, name))
+            raise
+
+
+def write_rest(
+    folder: str,
+    split: int,
+    splits: int,
+    name: str,
+    store: ChunkStore,
+    plan: PackPlan,
+    lines: SplitLines,
+    layout: Layout,
+    shards: tuple[ShardInfo, ...],
+    facts: Facts,
+) -> Manifest:
+    """Everything beside the shards, the manifest last."""
+    places = Places(plan, lines.lengths)
+    tables = write_table(folder, store, split, splits, lines.lines, places)
+    tokenizer_files = _write_tokenizer(folder, facts)
+    hashed = plan_hash(plan, lines.lengths, facts.max_length)
+    columns = shard_columns(layout.id_type, labels=layout.labels)
+    write_bytes(folder, "dataset_info.json", _json(_dataset_info(columns)))
+    write_bytes(folder, "state.json", _json(_state(shards, hashed, name)))
+    manifest = Manifest(
+        shards=shards,
+        sequence_tables=tables,
+        tokenizer_files=tokenizer_files,
+        tokenizer_fingerprint=facts.tokenizer.fingerprint,
+        vocab_size=facts.vocab_size,
+        largest_id=facts.largest_id,
+        chat_template_checksum=facts.template_checksum,
+        columns=columns,
+        options=facts.options,
+        sources=tuple(
+            SourceInfo(path=s.path, bytes=s.bytes, checksum=s.checksum, records=records)
+            for s, records in zip(facts.sources, lines.records_by_source, strict=True)
+        ),
+        seed=facts.seed,
+        statistics=_statistics(plan, lines, facts),
+        plan_hash=hashed,
+        padless_version=_version("padless"),
+        pyarrow_version=_version("pyarrow"),
+    )
+    sync_folder(folder)
+    write_bytes(folder, MANIFEST, manifest.to_json())
+    sync_folder(folder)
+    return manifest
+
+
+def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts) -> dict[str, Any]:
+    tokens = lines.tokens
+    return {
+        "max_length": facts.max_length,
+        "records": lines.records,
+        "dropped_by_reason": lines.dropped_by_reason,
+        "sequences": len(lines.lengths),
+        "packs": len(plan),
+        "bound_packs": lower_bound(lines.lengths, facts.max_length, facts.cap),
+        "tokens": tokens,
+        "trained_tokens": lines.trained,
+        "masked_tokens": tokens - lines.trained,
+        "cut_tokens": sum(lines.cut_by_reason.values()),
+        "cut_by_reason": lines.cut_by_reason,
+        "empty_replies": lines.empty_replies,
+    }
+
+
+def _write_tokenizer(folder: str, facts: Facts) -> tuple[FileInfo, ...]:
+    """The tokenizer's files, with the chat template as it was used."""
+    os.makedirs(os.path.join(folder, "tokenizer"), exist_ok=True)
+    contents = dict(facts.tokenizer.contents)
+    if facts.template is not None:
+        contents["chat_template.jinja"] = facts.template.encode("utf-8")
+    written = [write_bytes(folder, f"tokenizer/{name}", contents[name]) for name in sorted(contents)]
+    sync_folder(os.path.join(folder, "tokenizer"))
+    return tuple(written)
+
+
+def _dataset_info(columns: tuple[ColumnInfo, ...]) -> dict[str, Any]:
+    """Features for datasets 2 to 5: lists are spelled `Sequence`, which all of them read."""
+
+    def feature(kind: str) -> dict[str, Any]:
+        if kind.startswith("list<"):
+            return {"feature": feature(kind[5:-1]), "_type": "Sequence"}
+        return {"dtype": kind, "_type": "Value"}
+
+    return {
+        "citation": "",
+        "description": "",
+        "features": {column.name: feature(column.type) for column in columns},
+        "homepage": "",
+        "license": "",
+    }
+
+
+def _state(shards: tuple[ShardInfo, ...], hashed: str, name: str) -> dict[str, Any]:
+    return {
+        "_data_files": [{"filename": shard.file} for shard in shards],
+        "_fingerprint": hashed.removeprefix("xxh3:"),
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": name,
+    }
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, sort_keys=True).encode("utf-8") + b"\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"

@@ -1,0 +1,191 @@
+"""What a build tells: progress while it runs, a summary that one would paste into a chat, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from padless.packer.pipeline import BuildResult
+    from padless.runtime.format import Manifest
+
+Report = Callable[[str, Mapping[str, float]], None]
+
+_SUMS = (
+    "sequences",
+    "packs",
+    "bound_packs",
+    "tokens",
+    "trained_tokens",
+    "masked_tokens",
+    "cut_tokens",
+)
+
+
+def build_json(result: BuildResult) -> dict[str, Any]:
+    """The object that `build --json` prints; shares are fractions. Splits are summed, and listed."""
+    splits = {name: _of_manifest(manifest) for name, manifest in result.manifests.items()}
+    parts = list(splits.values())
+    found: dict[str, Any] = {name: sum(part[name] for part in parts) for name in ("records", *_SUMS)}
+    dropped: dict[str, int] = {}
+    for part in parts:
+        for reason, count in part["dropped_by_reason"].items():
+            dropped[reason] = dropped.get(reason, 0) + count
+    capacity = sum(part["capacity"] for part in parts)
+    found |= {
+        "output": result.output,
+        "kept_records": sum(part["kept_records"] for part in parts),
+        "dropped_records": sum(part["dropped_records"] for part in parts),
+        "dropped_by_reason": dropped,
+        "truncated_records": sum(part["truncated_records"] for part in parts),
+        "split_records": sum(part["split_records"] for part in parts),
+        "empty_replies": sum(part["empty_replies"] for part in parts),
+        "utilization": found["tokens"] / capacity if capacity else 0.0,
+        "seconds": round(result.seconds, 3),
+        "backends": result.backends,
+        "formats": result.formats,
+        "was_finished": result.was_finished,
+        "resumed_chunks": result.resumed_chunks,
+        "replaced_surrogates": result.replaced_surrogates,
+    }
+    if list(splits) != [""]:
+        found["splits"] = splits
+    return found
+
+
+def _of_manifest(manifest: Manifest) -> dict[str, Any]:
+    facts = manifest.statistics
+    records = facts["records"]
+    capacity = facts["packs"] * facts["max_length"]
+    return {
+        "records": records["in"],
+        "kept_records": records["in"] - records["dropped"],
+        "dropped_records": records["dropped"],
+        "truncated_records": records["truncated"],
+        "split_records": records["split"],
+        "dropped_by_reason": facts["dropped_by_reason"],
+        "empty_replies": facts["empty_replies"],
+        **{name: facts[name] for name in _SUMS},
+        "capacity": capacity,
+        "utilization": facts["tokens"] / capacity if capacity else 0.0,
+    }
+
+
+def print_summary(result: BuildResult, console: Console) -> None:
+    """The build in a few lines."""
+    facts = build_json(result)
+    if result.was_finished:
+        _line(
+            console,
+            f"{result.output} is finished already (same options, same sources); nothing done",
+        )
+    for source, name in list(result.formats.items())[:10]:
+        _line(console, f"{source}: {name}")
+    if len(result.formats) > 10:
+        _line(console, f"... and {len(result.formats) - 10:,} more sources")
+    records = f"{facts['records']:,} records: {facts['kept_records']:,} kept"
+    for name, word in (("truncated_records", "truncated"), ("split_records", "split")):
+        if facts[name]:
+            records += f" ({facts[name]:,} {word})"
+    if facts["dropped_records"]:
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(facts["dropped_by_reason"].items()))
+        records += f", {facts['dropped_records']:,} dropped ({reasons})"
+    _line(console, records)
+    if facts["empty_replies"]:
+        _line(
+            console,
+            f"{facts['empty_replies']:,} of them have an empty reply (--on-empty-reply drop leaves them out)",
+        )
+    if facts["replaced_surrogates"]:
+        _line(console, f"{facts['replaced_surrogates']:,} lone surrogates became U+FFFD")
+    share = facts["trained_tokens"] / facts["tokens"] if facts["tokens"] else 0.0
+    cut = f", {facts['cut_tokens']:,} cut" if facts["cut_tokens"] else ""
+    _line(console, f"{facts['tokens']:,} tokens, {share:.1%} of them trained{cut}")
+    for name, manifest in result.manifests.items():
+        part = _of_manifest(manifest)
+        _line(
+            console,
+            f"{name + ': ' if name else ''}{part['packs']:,} packs of {manifest.statistics['max_length']:,}, "
+            f"{part['utilization']:.2%} full (at least {part['bound_packs']:,} packs are needed)",
+        )
+    if not result.was_finished:
+        with_what = f"{result.backends['tokenizer']}, {result.backends['template']}"
+        speed = facts["records"] / max(result.seconds, 1e-9)
+        resumed = f", {facts['resumed_chunks']:,} chunks taken over" if facts["resumed_chunks"] else ""
+        _line(console, f"{result.seconds:.1f} s, {speed:,.0f} records/s with {with_what}{resumed}")
+    _line(console, f"written to {result.output}")
+
+
+def print_profile(result: BuildResult, console: Console) -> None:
+    """Seconds by stage, and what each stage holds."""
+    meaning = {
+        "start": "imports, sources, tokenizer.json parsed",
+        "load": "tokenizer's load, and the rendering done meanwhile",
+        "tokenize": "the rest of render and tokenize",
+        "plan": "lengths, account, plan",
+        "write": "gather, shards, sequence table, tokenizer, manifest",
+        "commit": "sweep",
+    }
+    for stage, seconds in result.profile.items():
+        _line(console, f"{seconds:8.3f} s  {stage:<9} {meaning.get(stage, '')}")
+    _line(console, f"{result.seconds:8.3f} s  in all, without the interpreter's start")
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def progress(console: Console, *, show: bool) -> Iterator[Report | None]:
+    """A bar for tokenizing and one for writing, on a terminal; nothing elsewhere."""
+    if not show:
+        yield None
+        return
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bars = Progress(
+        TextColumn("{task.description:<9}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        transient=True,
+        auto_refresh=False,  # a thread of its own would have to be forked around
+    )
+    tasks: dict[str, Any] = {}
+    shown = 0.0
+
+    def report(stage: str, counts: Mapping[str, float]) -> None:
+        nonlocal shown
+        total, done = (
+            (counts["total_bytes"], counts["bytes"])
+            if stage == "tokenize"
+            else (counts["total_tokens"], counts["tokens"])
+        )
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total, note="")
+        task = bars.tasks[bars.task_ids.index(tasks[stage])]
+        now = bars.get_time()
+        if now - shown < 0.1 and done < total:
+            return
+        shown = now
+        elapsed = max(task.elapsed or 0.0, 1e-9)
+        note = f"{counts['tokens'] / 1e6:,.1f} M tokens, {counts['tokens'] / elapsed / 1e6:,.2f} M/s"
+        if stage == "tokenize":
+            note = f"{counts['records']:,.0f} records, {counts['bytes'] / elapsed / 1e6:,.0f} MB/s, {note}"
+        bars.update(tasks[stage], completed=min(done, total), note=note)
+        bars.refresh()
+
+    with bars:
+        yield report

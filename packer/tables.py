@@ -1,0 +1,265 @@
+"""From finished chunks to what planning needs (lengths alone), and to the sequence table.
+
+Lines stay on disk and pass by twice, chunk after chunk: once for lengths and counts, once, with every
+sequence's place in the plan, into Parquet. In memory are some 20 bytes a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
+from padless.packer.plan import PackPlan
+from padless.packer.token_store import ChunkStore
+from padless.packer.write import DurableFile, Gather
+from padless.runtime.format import TableInfo, sequence_table_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LINES_PER_FILE = 50_000_000
+LINES_PER_GROUP = 2**18
+
+
+@dataclass
+class SplitLines:
+    """One split's sequences, in the order of their lines, and its account."""
+
+    lengths: NDArray[np.int32]
+    elements: NDArray[np.int32]
+    """[sequences]: each one's element of the token store."""
+    ids: NDArray[np.int64] | None
+    """[sequences]: each one's line; None where every line is a sequence."""
+    lines: int
+    trained: int
+    records_by_source: list[int]
+    records: dict[str, int] = field(default_factory=dict)
+    dropped_by_reason: dict[str, int] = field(default_factory=dict)
+    cut_by_reason: dict[str, int] = field(default_factory=dict)
+    empty_replies: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    @property
+    def only_starts_masked(self) -> bool:
+        return self.trained == self.tokens - len(self.lengths)
+
+
+def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
+    """Read all chunks' lines once: the sequences and the account of each split."""
+    element_at = _first_elements(store)
+    lengths: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
+    elements: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
+    ids: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
+    found = [
+        SplitLines(np.zeros(0, "i4"), np.zeros(0, "i4"), None, 0, 0, [0] * sources) for _ in range(splits)
+    ]
+    status, dropped, cut = (
+        np.zeros((splits, 256), dtype=np.int64),
+        np.zeros((splits, 256), dtype=np.int64),
+        np.zeros((splits, 256), dtype=np.int64),
+    )
+    for number in sorted(store.entries):
+        entry = store.entries[number]
+        lines = store.lines_of(entry)
+        kept = lines["length"] > 0
+        element = element_at[number] + np.cumsum(kept) - 1
+        for split in range(splits):
+            mine = lines["split"] == split if splits > 1 else np.ones(len(lines), dtype=np.bool_)
+            about, here = lines[mine], found[split]
+            sequences = mine & kept
+            lengths[split].append(lines["length"][sequences])
+            elements[split].append(element[sequences].astype(np.int32))
+            ids[split].append(here.lines + np.flatnonzero(kept[mine]))
+            here.lines += len(about)
+            here.trained += int(about["targets"].sum(dtype=np.int64))
+            first = about[about["part"] == 0]
+            here.records_by_source[entry.source] += len(first)
+            here.empty_replies += int((first["empty_reply"] & (first["length"] > 0)).sum())
+            gone = first["status"] == DROPPED
+            status[split] += np.bincount(first["status"], minlength=256)
+            dropped[split] += np.bincount(first["reason"][gone], minlength=256)
+            cut[split] += np.bincount(first["reason"], weights=first["cut"], minlength=256).astype("i8")
+    for split, here in enumerate(found):
+        here.lengths = np.concatenate([here.lengths, *lengths[split]])
+        here.elements = np.concatenate([here.elements, *elements[split]])
+        if here.lines != len(here.lengths):
+            here.ids = np.concatenate([np.zeros(0, "i8"), *ids[split]])
+        whole, truncated, fragments, gone = (int(n) for n in status[split][: len(STATUSES)])
+        here.records = {
+            "in": whole + truncated + fragments + gone,
+            "whole": whole,
+            "truncated": truncated,
+            "split": fragments,
+            "dropped": gone,
+        }
+        here.dropped_by_reason = _named(dropped[split])
+        here.cut_by_reason = _named(cut[split])
+    return found
+
+
+def _named(counts: NDArray[np.int64]) -> dict[str, int]:
+    return {name: int(n) for name, n in zip(REASONS, counts, strict=False) if n}
+
+
+def _first_elements(store: ChunkStore) -> dict[int, int]:
+    """chunk -> number of its first sequence's element; elements follow the token file, gaps included."""
+    found: dict[int, int] = {}
+    element = position = 0
+    for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
+        if entry.tokens and entry.tokens_at > position:
+            element += 1  # what an interrupted run left behind
+        found[entry.chunk] = element
+        element += int((store.lines_of(entry)["length"] > 0).sum())
+        position = entry.tokens_at + entry.tokens
+    return found
+
+
+def lay_elements(store: ChunkStore) -> pa.Array:
+    """The token file as a binary array, an element a sequence."""
+    import pyarrow as pa
+
+    pieces: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
+    position = 0
+    for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
+        if not entry.tokens:
+            continue
+        if entry.tokens_at > position:
+            pieces.append(np.array([entry.tokens_at * 4], dtype=np.int64))
+        lengths = store.lines_of(entry)["length"]
+        ends = np.cumsum(lengths[lengths > 0], dtype=np.int64)
+        pieces.append((entry.tokens_at + ends) * 4)
+        position = entry.tokens_at + entry.tokens
+    offsets = np.concatenate(pieces)
+    mapped = store.map_tokens()
+    data = pa.py_buffer(mapped) if mapped is not None else pa.py_buffer(b"")
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
+
+
+def gather_of(binary: pa.Array, lines: SplitLines) -> Gather:
+    return Gather(binary, lines.elements, lines.lengths, lines.ids)
+
+
+class Places:
+    """Where each sequence stands: its pack, and its first token within the pack."""
+
+    def __init__(self, plan: PackPlan, lengths: NDArray[np.int32]) -> None:
+        self.pack = np.empty(len(lengths), dtype=np.int32)
+        self.offset = np.empty(len(lengths), dtype=np.int32)
+        per_pack = np.diff(plan.offsets)
+        self.pack[plan.order] = np.repeat(np.arange(len(plan), dtype=np.int32), per_pack)
+        ends = np.cumsum(lengths[plan.order], dtype=np.int64)
+        starts = ends - lengths[plan.order]
+        self.offset[plan.order] = starts - np.repeat(starts[plan.offsets[:-1]], per_pack)
+
+
+def write_table(
+    folder: str, store: ChunkStore, split: int, splits: int, total: int, places: Places
+) -> tuple[TableInfo, ...]:
+    """Write the sequence table of a split of `total` lines; one file, or several above 50 M lines."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = sequence_table_schema()
+    columns = _columns(store, split, splits, places)
+    infos: list[TableInfo] = []
+    files = -(-total // LINES_PER_FILE)
+    for number in range(max(files, 1)):
+        name = "sequences.parquet" if files <= 1 else f"sequences-{number:05d}.parquet"
+        left = min(LINES_PER_FILE, total - number * LINES_PER_FILE)
+        lines = left
+        with DurableFile(folder, name) as file:
+            with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema) as writer:
+                while left > 0:
+                    piece = next(columns)
+                    writer.write_batch(pa.RecordBatch.from_arrays(piece, schema=schema))
+                    left -= len(piece[0])
+            info = file.commit(lambda checksum, name=name: name)  # type: ignore[misc]
+        infos.append(TableInfo(file=info.file, lines=lines, bytes=info.bytes, checksum=info.checksum))
+    return tuple(infos)
+
+
+def _columns(store: ChunkStore, split: int, splits: int, places: Places) -> Iterator[list[pa.Array]]:
+    """The table's columns, a group of lines at a time; groups never cross LINES_PER_FILE."""
+    statuses, reasons = _strings(STATUSES), _strings(REASONS)
+    held: list[NDArray[np.void]] = []
+    facts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]] = []
+    sequence = written = 0
+
+    def emit() -> list[pa.Array]:
+        nonlocal sequence, written
+        lines = np.concatenate(held)
+        record, row, source = (np.concatenate(column) for column in zip(*facts, strict=True))
+        held.clear()
+        facts.clear()
+        kept = lines["length"] > 0
+        count = int(kept.sum())
+        pack = np.zeros(len(lines), dtype=np.int64)
+        offset = np.zeros(len(lines), dtype=np.int32)
+        pack[kept] = places.pack[sequence : sequence + count]
+        offset[kept] = places.offset[sequence : sequence + count]
+        sequence += count
+        written += len(lines)
+        return [
+            _array(record),
+            _array(source),
+            _array(row),
+            _array(lines["part"]),
+            statuses.take(_array(lines["status"])),
+            reasons.take(_array(lines["reason"], lines["status"] != WHOLE)),
+            _array(lines["start"]),
+            _array(lines["length"]),
+            _array(lines["targets"]),
+            _array(lines["cut"]),
+            _array(pack, kept),
+            _array(offset, kept),
+        ]
+
+    base = 0
+    bases: dict[int, int] = {}
+    waiting = 0
+    for number in sorted(store.entries):
+        entry = store.entries[number]
+        lines = store.lines_of(entry)
+        row = bases.get(entry.source, 0)
+        if splits > 1:
+            lines = lines[lines["split"] == split]
+        start = 0
+        while start < len(lines):
+            room = min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE) - waiting
+            piece = lines[start : start + room]
+            start += len(piece)
+            waiting += len(piece)
+            held.append(piece)
+            records = piece["record"].astype(np.int64)
+            facts.append((base + records, row + records, np.full(len(piece), entry.source, dtype=np.int32)))
+            if waiting == min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE):
+                yield emit()
+                waiting = 0
+        base += entry.records
+        bases[entry.source] = row + entry.records
+    if held:
+        yield emit()
+
+
+def _array(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
+    import pyarrow as pa
+
+    values = np.ascontiguousarray(values)
+    mask = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [mask, pa.py_buffer(values)])
+
+
+def _strings(words: tuple[str, ...]) -> pa.Array:
+    import pyarrow as pa
+
+    ends = np.cumsum([0, *(len(word) for word in words)], dtype=np.int32)
+    data = "".join(words).encode("ascii")
+    return pa.StringArray.from_buffers(len(words), pa.py_buffer(ends), pa.py_buffer(data))

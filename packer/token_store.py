@@ -1,0 +1,212 @@
+"""Finished chunks on disk: tokens and lines in two files, and a journal that says which chunks are whole.
+
+Workers reserve a range of each file and write into it; the parent enters a chunk in the journal once its
+worker reports it. What the journal does not name is not there, so a run that was stopped at any moment
+goes on with the chunks that were finished, after their checksums are seen to hold.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import shutil
+from multiprocessing.sharedctypes import Synchronized
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from padless.packer.chunk import ChunkResult
+from padless.packer.errors import DiskFullError, InputError
+from padless.packer.lines import LINE, Problem
+from padless.runtime.format import WORK_FOLDER
+
+
+class Entry(NamedTuple):
+    """One finished chunk: where its tokens (int32) and lines lie, in entries, and how many."""
+
+    chunk: int
+    source: int
+    records: int
+    tokens_at: int
+    tokens: int
+    lines_at: int
+    lines: int
+    replaced: int
+    size: int
+    """Bytes of the source that it came from, for progress."""
+    check: str
+    problems: tuple[Problem, ...] = ()
+
+
+class WorkFolder:
+    """`DIR/.work`: locked while a build uses it, kept when one is stopped, removed when one is done."""
+
+    def __init__(self, output: str) -> None:
+        self.path = os.path.join(output, WORK_FOLDER)
+        os.makedirs(self.path, exist_ok=True)
+        self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise InputError(
+                f"another build is writing into {output}; wait for it, or give another --output"
+            ) from None
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    def release(self) -> None:
+        """Leave what is there for the next run."""
+        os.close(self._lock)
+
+
+class ChunkStore:
+    """The chunks of one build, by number. `key` names all that decides their bytes."""
+
+    def __init__(self, folder: str, key: str) -> None:
+        self.folder = folder
+        self.tokens_path = os.path.join(folder, "tokens.bin")
+        self.lines_path = os.path.join(folder, "lines.bin")
+        self.entries: dict[int, Entry] = {}
+        journal = os.path.join(folder, "journal.jsonl")
+        if not self._take_up(journal, key):
+            for path in (journal, self.tokens_path, self.lines_path):
+                if os.path.exists(path):
+                    os.remove(path)
+        flags = os.O_RDWR | os.O_CREAT
+        self._tokens = os.open(self.tokens_path, flags)
+        self._lines = os.open(self.lines_path, flags)
+        self._journal = open(journal, "a", encoding="utf-8")
+        if not self.entries:
+            self._journal.truncate(0)
+            self._enter({"key": key})
+        self.used = (
+            max((e.tokens_at + e.tokens for e in self.entries.values()), default=0),
+            max((e.lines_at + e.lines for e in self.entries.values()), default=0),
+        )
+
+    def _take_up(self, journal: str, key: str) -> bool:
+        """Enter the chunks of an earlier run of the same build; False where there are none."""
+        try:
+            with open(journal, encoding="utf-8") as file:
+                rows = [json.loads(line) for line in file.read().split("\n")[:-1]]
+            if not rows or rows[0] != {"key": key}:
+                return False
+            tokens = np.memmap(self.tokens_path, dtype="<i4", mode="r")
+            lines = np.memmap(self.lines_path, dtype=LINE, mode="r")
+        except (OSError, ValueError):  # nothing there, or a line cut off
+            return False
+        for row in rows[1:]:
+            entry = Entry(**row)
+            mine = tokens[entry.tokens_at : entry.tokens_at + entry.tokens]
+            about = lines[entry.lines_at : entry.lines_at + entry.lines]
+            if entry.check == _check(mine, about):
+                self.entries[entry.chunk] = entry
+        return bool(self.entries)
+
+    def _enter(self, row: dict[str, Any]) -> None:
+        self._journal.write(json.dumps(row) + "\n")
+        self._journal.flush()
+
+    def write(self, index: int, source: int, size: int, result: ChunkResult, ends: Reserved) -> Entry:
+        """Write a chunk's arrays into ranges of their own; called in a worker."""
+        tokens_at, lines_at = ends.reserve(len(result.values), len(result.lines))
+        _write_at(self._tokens, result.values, tokens_at, self.tokens_path)
+        _write_at(self._lines, result.lines, lines_at, self.lines_path)
+        return Entry(
+            chunk=index,
+            source=source,
+            records=result.records,
+            tokens_at=tokens_at,
+            tokens=len(result.values),
+            lines_at=lines_at,
+            lines=len(result.lines),
+            replaced=result.replaced,
+            size=size,
+            check=_check(result.values, result.lines),
+            problems=tuple(result.problems),
+        )
+
+    def commit(self, entry: Entry) -> None:
+        """Make a chunk part of the build; one with problems never is."""
+        self.entries[entry.chunk] = entry
+        if not entry.problems:
+            row = entry._asdict()
+            del row["problems"]
+            self._enter(row)
+
+    def cut_back(self) -> None:
+        """Give back what lies behind the last finished chunk (after a full disk)."""
+        tokens = max((e.tokens_at + e.tokens for e in self.entries.values()), default=0)
+        lines = max((e.lines_at + e.lines for e in self.entries.values()), default=0)
+        os.ftruncate(self._tokens, tokens * 4)
+        os.ftruncate(self._lines, lines * LINE.itemsize)
+
+    def lines_of(self, entry: Entry) -> NDArray[np.void]:
+        """A chunk's lines, read into memory."""
+        size = entry.lines * LINE.itemsize
+        return np.frombuffer(os.pread(self._lines, size, entry.lines_at * LINE.itemsize), dtype=LINE)
+
+    def map_tokens(self) -> mmap.mmap | None:
+        """All tokens, mapped; None where there are none."""
+        size = os.fstat(self._tokens).st_size
+        return mmap.mmap(self._tokens, size, prot=mmap.PROT_READ) if size else None
+
+    def close(self) -> None:
+        os.close(self._tokens)
+        os.close(self._lines)
+        self._journal.close()
+
+
+class Reserved:
+    """How far the two files are used: shared by all workers."""
+
+    def __init__(self, ends: tuple[Synchronized[int], Synchronized[int]]) -> None:
+        self._ends = ends
+
+    def reserve(self, tokens: int, lines: int) -> tuple[int, int]:
+        """Ranges for so many entries; their first ones."""
+        found: list[int] = []
+        for end, count in zip(self._ends, (tokens, lines), strict=True):
+            with end.get_lock():
+                found.append(end.value)
+                end.value += count
+        return found[0], found[1]
+
+
+def _check(values: NDArray[np.int32], lines: NDArray[np.void]) -> str:
+    digest = xxhash.xxh3_64(_bytes(values))
+    digest.update(_bytes(lines))
+    return digest.hexdigest()
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).view(np.uint8).data
+
+
+def _write_at(descriptor: int, array: NDArray[Any], entry: int, path: str) -> None:
+    data = _bytes(array)
+    at = entry * array.itemsize
+    try:
+        while len(data):
+            written = os.pwrite(descriptor, data, at)
+            data, at = data[written:], at + written
+    except OSError as error:
+        raise disk_full(error, path, len(data)) from error
+
+
+def disk_full(error: OSError, path: str, missing: int) -> OSError:
+    """The error to raise for a failed write: our own where the disk is full."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    return DiskFullError(
+        f"the disk is full: {path} could not be written ({missing:,} bytes missing). Nothing was "
+        "committed; make room and run the same command again, it goes on where it stopped"
+    )

@@ -1,0 +1,280 @@
+"""Whether a packed folder is what its manifest says: files, batches, places, labels, the account.
+
+Three rounds, each only when the one before it passed: the files (present, sized, unchanged), the
+packs (one pass over the shards, batch by batch, everything in numpy), the account (the sequence
+table against the manifest). Memory is one record batch and some 60 bytes a sequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from padless.runtime.format import (
+    IGNORE_INDEX,
+    MANIFEST,
+    FormatError,
+    Manifest,
+    SplitsManifest,
+    check_file,
+    load_manifest,
+    open_folder,
+)
+from padless.runtime.reader import Array, PackBatch, PackedReader
+
+_TABLE_COLUMNS = (
+    *("record", "source", "part", "status", "reason"),
+    *("length", "num_targets", "cut", "pack", "offset"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was looked at, and what was found."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """All checks of a folder; warnings are about things that harm nobody yet."""
+
+    path: str
+    checks: tuple[Check, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report for `verify --json`."""
+        checks = [vars(check) for check in self.checks]
+        return {"path": self.path, "ok": self.ok, "checks": checks, "warnings": [*self.warnings]}
+
+
+def verify(path: str | Path, *, split: str | None = None) -> VerifyReport:
+    """Check a packed folder, or every split of a folder of splits unless one is named.
+
+    Raises NotPackedError, ManifestError, VersionError or SplitError where there is nothing to
+    check; everything else that is wrong is a failed check.
+    """
+    folder = Path(path)
+    manifest = load_manifest(folder)
+    if isinstance(manifest, SplitsManifest) and split is None:
+        return _verify_splits(folder, manifest)
+    folder, packs = open_folder(folder, split)
+    checks = [_check("files", lambda: _files(folder, packs))]
+    warnings = [
+        f"{found.name} is not in the manifest, so nobody reads it; remove it or move it away"
+        for pattern in ("shard-*.arrow", "sequences*.parquet")
+        for found in sorted(folder.glob(pattern))
+        if found.name not in {file.file for file in packs.files}
+    ]
+    if checks[-1].ok:
+        checks.append(_check("load_from_disk files", lambda: _datasets_files(folder, packs)))
+        reader = PackedReader(folder)
+        table: dict[str, Array] = {}
+        checks.append(_check("sequence table", lambda: _records(reader, table)))
+        if checks[-1].ok:
+            checks.append(_check("packs", lambda: _packs(reader, table)))
+            checks.append(_check("account", lambda: _account(packs, table)))
+    return VerifyReport(path=str(path), checks=tuple(checks), warnings=tuple(warnings))
+
+
+def _verify_splits(folder: Path, manifest: SplitsManifest) -> VerifyReport:
+    checks, warnings = [], []
+    for info in manifest.splits:
+        file = folder / info.name / MANIFEST
+
+        def same(file: Path = file, size: int = info.bytes, checksum: str = info.checksum) -> str:
+            check_file(file, size, checksum)
+            return f"{file} is the one that was committed"
+
+        checks.append(_check(f"{info.name}: manifest", same))
+        if checks[-1].ok:
+            report = verify(folder / info.name)
+            checks += [
+                Check(name=f"{info.name}: {check.name}", ok=check.ok, detail=check.detail)
+                for check in report.checks
+            ]
+            warnings += [f"{info.name}/{warning}" for warning in report.warnings]
+    return VerifyReport(path=str(folder), checks=tuple(checks), warnings=tuple(warnings))
+
+
+def _check(name: str, run: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, ok=True, detail=run())
+    except FormatError as problem:
+        return Check(name=name, ok=False, detail=str(problem))
+
+
+def _files(folder: Path, manifest: Manifest) -> str:
+    for file in manifest.files:
+        check_file(folder / file.file, file.bytes, file.checksum)
+    total = sum(file.bytes for file in manifest.files)
+    return f"{len(manifest.files)} files, {total:,} bytes, unchanged"
+
+
+def _datasets_files(folder: Path, manifest: Manifest) -> str:
+    """What load_from_disk would read is what the manifest lists."""
+    content = {}
+    for name in ("state.json", "dataset_info.json"):
+        try:
+            content[name] = json.loads((folder / name).read_bytes())
+            _require(isinstance(content[name], dict), f"{name} is no JSON object")
+        except (OSError, ValueError) as problem:
+            raise FormatError(f"{name} cannot be read: {problem}") from None
+    state = content["state.json"]
+    listed = [{"filename": shard.file} for shard in manifest.shards]
+    _require(state.get("_data_files") == listed, "state.json does not list the manifest's shards")
+    fingerprint = manifest.plan_hash.rpartition(":")[2]
+    _require(state.get("_fingerprint") == fingerprint, "state.json's fingerprint is another plan's")
+    features = content["dataset_info.json"].get("features")
+    names = {column.name for column in manifest.columns}
+    same = isinstance(features, dict) and set(features) == names
+    _require(same, "dataset_info.json does not have the manifest's columns")
+    return "state.json and dataset_info.json agree with the manifest"
+
+
+def _packs(reader: PackedReader, table: dict[str, Array]) -> str:
+    """Every sequence lies in the shards where the table says, and nothing else does."""
+    seen = np.zeros(len(table["pack"]), dtype=bool)
+    batches = reader.batches()
+    first_pack = 0
+    for info in reader.manifest.shards:
+        sequences = tokens = 0
+        for _ in info.batches:
+            batch = next(batches)
+            _check_batch(batch, table, seen, first_pack, reader.manifest)
+            sequences += len(batch.flat("seq_lengths"))
+            tokens += len(batch.flat("input_ids"))
+            first_pack += batch.num_packs
+        same = (info.sequences, info.tokens) == (sequences, tokens)
+        _require(same, f"{info.file} holds {sequences} sequences and {tokens} tokens")
+    lost = np.flatnonzero(seen != (table["pack"] >= 0))
+    _require(len(lost) == 0, f"{len(lost)} sequences have a pack in the table and are in none")
+    return f"{seen.sum():,} sequences in {first_pack:,} packs, each where the table says"
+
+
+def _check_batch(
+    batch: PackBatch, table: dict[str, Array], seen: Array, first_pack: int, manifest: Manifest
+) -> None:
+    counts, pack_tokens = batch.lengths("seq_lengths"), batch.lengths("input_ids")
+    lengths = batch.flat("seq_lengths").astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    rows = np.repeat(np.arange(batch.num_packs), counts)
+    pack_starts = np.cumsum(pack_tokens) - pack_tokens
+    longest, limit = int(pack_tokens.max()), manifest.statistics["max_length"]
+    _require(longest <= limit, f"a pack holds {longest} tokens, max_length is {limit}")
+
+    ids, labels = batch.flat("input_ids"), batch.flat_labels()
+    trained = labels != IGNORE_INDEX
+    begun = starts[trained[starts]]
+    _require(len(begun) == 0, f"{len(begun)} sequences train their first token")
+    _require(bool((labels[trained] == ids[trained]).all()), "a label is neither -100 nor its token")
+    targets = np.add.reduceat(trained, starts, dtype=np.int64)
+    firsts = np.cumsum(counts) - counts
+    same = np.array_equal(np.add.reduceat(targets, firsts), batch.flat("num_targets"))
+    _require(same, f"num_targets is not the count of trained labels (packs from {first_pack})")
+
+    sequence_ids = batch.flat("sequence_ids")
+    inside = sequence_ids.min() >= 0 and sequence_ids.max() < len(seen)
+    _require(inside, f"a sequence id is outside the table's {len(seen)} lines")
+    twice = seen[sequence_ids].any() or len(np.unique(sequence_ids)) < len(sequence_ids)
+    _require(not twice, f"a sequence is in two places (packs from {first_pack})")
+    seen[sequence_ids] = True
+    found = {
+        "pack": rows + first_pack,
+        "offset": starts - pack_starts[rows],
+        "length": lengths,
+        "num_targets": targets,
+    }
+    for name, values in found.items():
+        wrong = np.flatnonzero(table[name][sequence_ids] != values)
+        if len(wrong):
+            place = wrong[0]
+            raise FormatError(
+                f"sequence {sequence_ids[place]} has {name} {values[place]} in the shards, the "
+                f"table says {table[name][sequence_ids[place]]} ({len(wrong)} such here)"
+            )
+
+
+def _records(reader: PackedReader, table: dict[str, Array]) -> str:
+    """Read the table into `table`; its lines are records in order, with their parts in order."""
+    table.update(reader.sequence_columns(*_TABLE_COLUMNS))
+    sources = reader.manifest.sources
+    record, part, source = table["record"], table["part"], table["source"]
+    first = np.append(True, record[1:] != record[:-1])[: len(record)]
+    _require(bool((np.diff(record) >= 0).all()), "the table's records are out of order")
+    expected = np.where(first, 0, np.append(0, part[:-1] + 1)[: len(part)])
+    _require(np.array_equal(part, expected), "a record's parts are not numbered 0, 1, ...")
+    unplaced = (table["length"] == 0) & (table["num_targets"] == 0) & (table["offset"] < 0)
+    dropped = table["status"] == "dropped"
+    same = np.array_equal(dropped, table["pack"] < 0) and bool(unplaced[dropped].all())
+    _require(same, "a sequence is dropped and has a place or a length, or the reverse")
+    _require(bool((table["cut"][~first] == 0).all()), "cut is not on its record's first line")
+    explained = np.array_equal(table["status"] != "whole", table["reason"] != np.array(None))
+    _require(explained, "a line has no reason though it is not whole, or the reverse")
+    _require(bool((source >= 0).all()), "a line has a negative source")
+    counts = np.bincount(source[first], minlength=len(sources)).tolist()
+    listed = [info.records for info in sources]
+    _require(counts == listed, f"records per source are {counts}, the manifest says {listed}")
+    return f"{len(record):,} lines for {sum(counts):,} records of {len(counts)} sources"
+
+
+def _account(manifest: Manifest, table: dict[str, Array]) -> str:
+    """Every record whole, truncated, split or dropped; tokens in = trained + masked + cut."""
+    fates, dropped_by_reason = record_fates(table)
+    tokens, trained = int(table["length"].sum()), int(table["num_targets"].sum())
+    found: dict[str, Any] = {
+        "records": fates,
+        "dropped_by_reason": dropped_by_reason,
+        "sequences": int((table["pack"] >= 0).sum()),
+        "packs": manifest.num_packs,
+        "tokens": tokens,
+        "trained_tokens": trained,
+        "masked_tokens": tokens - trained,
+        "cut_tokens": int(table["cut"].sum()),
+    }
+    for name, value in found.items():
+        said = manifest.statistics[name]
+        if isinstance(said, dict):
+            # A fate or reason that met no record may be listed with 0 or left out.
+            said = {key: count for key, count in said.items() if count}
+            value = {key: count for key, count in value.items() if count}
+        _require(said == value, f"{name} is {value} in the table, {said} in the manifest")
+    by_reason = sum(manifest.statistics["cut_by_reason"].values())
+    _require(by_reason == found["cut_tokens"], f"cut_by_reason sums to {by_reason}")
+    bound = manifest.statistics["bound_packs"]
+    _require(bound <= manifest.num_packs, f"bound_packs is {bound}, there are fewer packs")
+    return f"{tokens:,} tokens = {trained:,} trained + {tokens - trained:,} masked"
+
+
+def record_fates(table: dict[str, Array]) -> tuple[dict[str, int], dict[str, int]]:
+    """From the table's record, status and reason: records by fate, dropped records by reason."""
+    fates = ("whole", "dropped", "truncated", "split")
+    ranks = np.zeros(len(table["record"]), dtype=np.int8)
+    for rank, status in enumerate(("dropped", "truncated", "fragment"), 1):
+        ranks[table["status"] == status] = rank
+    numbers, starts, sizes = np.unique(table["record"], return_index=True, return_counts=True)
+    # A record's worst part decides; reduceat has no answer for an empty table.
+    worst = np.maximum.reduceat(ranks, starts) if len(starts) else ranks
+    counts = np.bincount(worst, minlength=len(fates)).tolist()
+    lines = np.flatnonzero((ranks == 1) & (np.repeat(worst, sizes) == 1))
+    lines = lines[np.unique(table["record"][lines], return_index=True)[1]]
+    reasons, times = np.unique(table["reason"][lines].astype(str), return_counts=True)
+    by_reason = dict(zip(reasons.tolist(), times.tolist(), strict=True))
+    return {"in": len(numbers), **dict(zip(fates, counts, strict=True))}, by_reason
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise FormatError(problem)

@@ -1,0 +1,155 @@
+"""The report's shares are what batching really costs, and its names are those of the design."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packed import Folder, Seq, count_up, edit_manifest, write_folder, write_splits
+from rich.console import Console
+
+from padless.packer.report import build_report, padding_share, print_report, random_padding
+from padless.runtime.format import SplitError
+
+NAMES = (
+    *("packs", "sequences", "tokens", "capacity", "utilization", "bound_packs", "padding"),
+    *("records", "tokens_by_fate", "by_source", "warnings"),
+)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    masked = Seq([9] * 6, [False] * 3 + [True] * 3, source=1)
+    folder = Folder(packs=[count_up(8, 2), [masked], count_up(3, 3, 3)], max_length=10)
+    write_folder(tmp_path / "packed", folder)
+    return tmp_path / "packed"
+
+
+def shown(report: dict[str, object], width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_report(report, console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_the_report_has_the_designs_names_and_is_json(packed: Path) -> None:
+    report = build_report(packed)
+    assert set(NAMES) <= set(report)
+    assert json.loads(json.dumps(report)) == report
+    assert list(report["padding"]["random"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    assert list(report["padding"]) == ["random", "grouped"]
+    assert set(report["records"]) == {"in", "whole", "truncated", "split", "dropped"}
+
+
+def test_the_report_counts_what_is_packed(packed: Path) -> None:
+    report = build_report(packed, batch_sizes=(1, 6))
+    counts = {name: report[name] for name in ("packs", "sequences", "tokens", "capacity")}
+    assert counts == {"packs": 3, "sequences": 6, "tokens": 25, "capacity": 30}
+    assert report["utilization"] == 25 / 30
+    assert report["padding"]["random"] == {"1": 0.0, "6": pytest.approx(1 - 25 / 48)}
+    assert report["tokens_by_fate"] == {"trained": 17, "masked": 8, "cut": 0}
+    assert report["sequences_per_pack"] == {"min": 1, "p10": 1, "median": 2, "p90": 3, "max": 3}
+    assert report["max_seqlen"]["max"] == 8 and report["max_seqlen"]["min"] == 3
+    assert [source["tokens"] for source in report["by_source"]] == [19, 6]
+    assert [source["records"] for source in report["by_source"]] == [5, 1]
+
+
+def test_the_last_batch_may_be_partial() -> None:
+    # [3 1] pads one to 3, [2] is alone: 6 real tokens in 8 places.
+    assert padding_share(np.array([3, 1, 2]), 2) == pytest.approx(2 / 8)
+    assert padding_share(np.array([], dtype=np.int32), 2) == 0.0
+
+
+@given(
+    lengths=st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=40),
+    batch_size=st.integers(1, 50),
+)
+def test_padding_is_what_padding_every_batch_gives(lengths: list[int], batch_size: int) -> None:
+    batches = [lengths[at : at + batch_size] for at in range(0, len(lengths), batch_size)]
+    padded = sum(max(batch) * len(batch) for batch in batches)
+    share = padding_share(np.array(lengths, dtype=np.int32), batch_size)
+    assert share == pytest.approx(1 - sum(lengths) / padded)
+
+
+@given(lengths=st.lists(st.lists(st.integers(1, 500), min_size=4, max_size=4), min_size=1))
+def test_sorting_never_pads_more_than_a_random_order(lengths: list[list[int]]) -> None:
+    array = np.array(lengths).ravel()
+    grouped = padding_share(np.sort(array), 4)
+    assert grouped <= random_padding(array, (4,), 5)["4"] + 1e-12
+
+
+def test_the_same_lengths_give_the_same_shares() -> None:
+    lengths = np.random.default_rng(5).integers(1, 100, 1000)
+    assert random_padding(lengths, (2, 8), 20) == random_padding(lengths, (2, 8), 20)
+
+
+@pytest.mark.shared
+def test_alpaca_pads_as_was_measured(shared: Path) -> None:
+    table = pq.read_table(shared / "data" / "alpaca" / "token_lengths.parquet")
+    rows = [name.endswith("alpaca_data.json") for name in table["file"].to_pylist()]
+    lengths = table["qwen3_chatml_total"].to_numpy()[np.array(rows)]
+    assert len(lengths) == 52_002
+    shares = random_padding(lengths, (1, 2, 4, 8, 16, 32), 20)
+    wanted = {"1": 0.0, "2": 0.251, "4": 0.414, "8": 0.524, "16": 0.605, "32": 0.670}
+    assert shares == {size: pytest.approx(share, abs=0.001) for size, share in wanted.items()}
+
+
+def test_a_folder_of_splits_asks_for_one(tmp_path: Path) -> None:
+    write_splits(tmp_path / "packed", {"train": Folder(packs=[count_up(3)])})
+    with pytest.raises(SplitError, match="train"):
+        build_report(tmp_path / "packed")
+    assert build_report(tmp_path / "packed", split="train")["packs"] == 1
+
+
+def test_the_gain_comes_first_and_eighty_columns_are_enough(packed: Path) -> None:
+    text = shown(build_report(packed))
+    assert text.startswith("83.3% of a batch is tokens now, 16.7% is padding")
+    assert "52.1% in batches of 8 padded to their longest: now 1.60 times as much" in text
+    assert max(map(len, text.splitlines())) <= 80
+    # A table that did not fit would have lost its last column.
+    assert sum("█" in line or "·" in line for line in text.splitlines()) == 7
+
+
+def test_names_of_sources_are_no_markup(packed: Path) -> None:
+    edit_manifest(packed, lambda content: content["sources"][1].update(path="[red]x[/].jsonl"))
+    assert "[red]x[/].jsonl: 1 records, 6 tokens" in shown(build_report(packed))
+
+
+def test_what_was_lost_is_warned_of(tmp_path: Path) -> None:
+    folder = Folder(packs=[[Seq([1, 1, 1], [False] * 3)]], dropped=1, max_length=4)
+    write_folder(tmp_path / "packed", folder)
+    report = build_report(tmp_path / "packed")
+    text = shown(report, width=200)
+    for words in (
+        "1 of 2 records (50.00%) dropped",
+        "5 tokens (62.50%) cut",
+        "no token is trained",
+    ):
+        assert any(words in warning for warning in report["warnings"])
+        assert words in text
+    assert report["dropped_by_reason"] == {"too long": 1}
+
+
+def test_loose_packs_are_warned_of_unless_they_were_asked_for(packed: Path) -> None:
+    assert any("83.3% full" in warning for warning in build_report(packed)["warnings"])
+    edit_manifest(packed, lambda content: content["options"].update(strategy="none"))
+    assert build_report(packed)["warnings"] == []
+
+
+def test_a_full_folder_has_no_warnings(tmp_path: Path) -> None:
+    write_folder(tmp_path / "packed", Folder(packs=[count_up(2, 2)], max_length=4))
+    assert build_report(tmp_path / "packed")["warnings"] == []
+
+
+def test_a_folder_without_packs_has_a_report(tmp_path: Path) -> None:
+    write_folder(tmp_path / "packed", Folder(packs=[], dropped=2))
+    report = build_report(tmp_path / "packed")
+    assert report["utilization"] == 0 and report["packs"] == 0
+    assert "there are no packs" in shown(report)

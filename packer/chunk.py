@@ -20,10 +20,11 @@ from padless.packer.fates import Sequences, apply_policies
 from padless.packer.formats import FORMATS, alpaca
 from padless.packer.formats.examples import Chat, Columns, Example, Pair, RecordError, Text, Tokens
 from padless.packer.lines import EMPTY, EVAL, MALFORMED, Problem
-from padless.packer.marks import choose_marks, leaves, mark_plain
+from padless.packer.locate import located
+from padless.packer.marks import Marked, choose_marks, leaves, mark_plain, split_marked
 from padless.packer.sources import BadRecord, Chunk, read_chunk
 from padless.packer.spans import Shield, Spanned, check_no_stand_ins, encode_marked, join, take
-from padless.packer.template import ChatTemplate, is_plain
+from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
 
 Convert = Callable[[Any, Columns], Example]
 
@@ -42,8 +43,7 @@ class Batch(NamedTuple):
     """Records that are encoded together, in the order of `records`."""
 
     records: list[int]
-    marked: str
-    marks: str
+    parts: Marked
     plain: bool
     """Special tokens spelled in the text stay text."""
     is_chat: bool
@@ -70,8 +70,8 @@ class Prepared:
 
     @property
     def size(self) -> int:
-        """Characters held, about."""
-        return sum(len(batch.marked) for batch in self.batches)
+        """Bytes of text held."""
+        return sum(int(batch.parts.offsets[-1]) for batch in self.batches)
 
 
 class ChunkResult(NamedTuple):
@@ -96,6 +96,8 @@ class ChunkWork:
         end_id: int | None,
     ) -> None:
         self.config = config
+        if config.train_on != "all" or config.overflow == "truncate":  # else turns do not matter
+            template = located(template, encoder.files.special_contents)
         self.template = template
         self.encoder = encoder
         self.columns = Columns(config.columns)
@@ -189,7 +191,8 @@ class ChunkWork:
         train_prompt = self.config.train_on == "all"
         marked = "".join(mark_plain(e, marks, train_prompt=train_prompt) for _, e in plain)
         records = [record for record, _ in plain]
-        found.batches.append(Batch(records, marked, marks, not self.config.allow_special, False))
+        parts = split_marked(marked, marks, normalizes=self.encoder.normalizes)
+        found.batches.append(Batch(records, parts, not self.config.allow_special, False))
 
     def _render_chats(self, found: Prepared, chats: list[tuple[int, Chat]]) -> None:
         if not chats:
@@ -202,40 +205,52 @@ class ChunkWork:
             )
         if not template.has_marks and self.config.train_on != "all":
             raise InputError(
-                f"the chat template {template.name} does not mark the assistant's turns with "
-                "{% generation %} blocks, so what to train on cannot be told: give a template that does "
-                "(--template FILE, or --template chatml), or --train-on all"
+                f"what to train on cannot be told from the chat template {template.name}: "
+                f"{template.why_unmarked}; give one that marks the assistant's turns with "
+                "{% generation %} blocks (--template FILE, or --template chatml), or --train-on all"
             )
-        contents = [leaves(chat) for _, chat in chats]
-        marks = choose_marks([template.fixed_text, *(leaf for leaf_list in contents for leaf in leaf_list)])
+        joined, plain = _joined(chats)
+        marks = choose_marks([template.fixed_text, joined])
         if marks is None:
             self._in_halves(found, chats, self._render_chats)
             return
-        if not self.config.allow_special and self.shield.spelled_in([x for c in contents for x in c]):
-            spelled = [self.shield.spelled_in(content) for content in contents]
-            for (record, chat), content, hit in zip(chats, contents, spelled, strict=True):
-                if hit:
+        if not self.config.allow_special and self.shield.may_be_spelled_in(joined):
+            kept: list[tuple[int, Chat]] = []
+            for record, chat in chats:
+                content = leaves(chat)
+                if self.shield.spelled_in(content):
                     self._render_shielded(found, record, chat, content, marks)
-            chats = [item for item, hit in zip(chats, spelled, strict=True) if not hit]
-        self._render_many(found, chats, marks, template)
+                else:
+                    kept.append((record, chat))
+            chats = kept
+        if not plain or any(character in joined for character in TRIMMED_DIFFERENTLY):
+            fit = [is_plain(chat) for _, chat in chats]
+            self._render_slow(
+                found, [c for c, fits in zip(chats, fit, strict=True) if not fits], marks, template
+            )
+            chats = [c for c, fits in zip(chats, fit, strict=True) if fits]
+        if not self._render_fast(found, chats, marks, template):
+            self._render_slow(found, chats, marks, template)
 
-    def _render_many(
+    def _render_fast(
+        self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
+    ) -> bool:
+        """Render plain chats at once; False where that cannot be done or is not what jinja2 gives."""
+        if template.fast is None or not chats:
+            return not chats
+        try:
+            marked = template.render_fast([chat for _, chat in chats], marks)
+            # The second guard: one record of every chunk, against the reference.
+            if not marked.startswith(template.render(chats[0][1], marks)):
+                return False
+            self._add(found, [record for record, _ in chats], marked, marks)
+        except Exception:  # a record that the template refuses: the reference finds it
+            return False
+        return True
+
+    def _render_slow(
         self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
     ) -> None:
-        records = [record for record, _ in chats]
-        if template.fast is not None and all(is_plain(chat) for _, chat in chats):
-            try:
-                marked = template.render_fast([chat for _, chat in chats], marks)
-            except Exception:  # a record that the template refuses: found one by one below
-                marked = ""
-            else:
-                # The second guard: one record of every chunk, against the reference.
-                first = marked.split(marks[2], 1)[0] + marks[2]
-                if chats and first != template.render(chats[0][1], marks):
-                    marked = ""
-            if marked:
-                found.batches.append(Batch(records, marked, marks, False, True))
-                return
         pieces: list[str] = []
         kept: list[int] = []
         for record, chat in chats:
@@ -245,7 +260,14 @@ class ChunkWork:
             except RecordError as error:
                 self._bad(found, record, str(error))
         if kept:
-            found.batches.append(Batch(kept, "".join(pieces), marks, False, True))
+            try:
+                self._add(found, kept, "".join(pieces), marks)
+            except RecordError as error:
+                raise InputError(f"chat template {template.name}: {error}") from error
+
+    def _add(self, found: Prepared, records: list[int], marked: str, marks: str) -> None:
+        parts = split_marked(marked, marks, normalizes=self.encoder.normalizes)
+        found.batches.append(Batch(records, parts, plain=False, is_chat=True))
 
     def _render_shielded(
         self, found: Prepared, record: int, chat: Chat, content: list[str], marks: str
@@ -280,10 +302,7 @@ class ChunkWork:
         order: list[int] = []
         chat_records: list[int] = []
         for batch in prepared.batches:
-            try:
-                spanned = encode_marked(self.encoder, batch.marked, batch.marks, plain=batch.plain)
-            except RecordError as error:
-                raise InputError(str(error)) from error
+            spanned = encode_marked(self.encoder, batch.parts, plain=batch.plain)
             if not batch.is_chat:
                 spanned = self._with_ends(spanned)
             else:
@@ -365,6 +384,17 @@ def _given(tokens: Tokens) -> Spanned:
     )
 
 
+def _joined(chats: list[tuple[int, Chat]]) -> tuple[str, bool]:
+    """All texts of the chats in one, and whether every chat is turns of strings and nothing else."""
+    try:
+        joined = "\n".join([value for _, chat in chats for turn in chat.messages for value in turn.values()])
+    except TypeError:
+        return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
+    if any(chat.tools is not None for _, chat in chats):
+        return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
+    return joined, True
+
+
 def _as_chat(example: Example) -> Example:
     """A pair of strings as two turns, when a template was asked for."""
     if not isinstance(example, Pair):
@@ -382,6 +412,15 @@ def _has_empty_reply(chat: Chat) -> bool:
     return last["role"] == "assistant" and not last.get("content") and not last.get("tool_calls")
 
 
+def _without_nulls(value: Any) -> Any:
+    """A record's content as every file format gives it: a key without a value is one that is missing."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
 def _hashed(rows: list[Any], seed: int, fraction: float) -> NDArray[np.bool_]:
     """Which records go to the evaluation side: by their content and the seed, never by their place."""
     import orjson
@@ -392,6 +431,7 @@ def _hashed(rows: list[Any], seed: int, fraction: float) -> NDArray[np.bool_]:
     for number, row in enumerate(rows):
         if type(row) is BadRecord:
             continue
+        row = _without_nulls(row)
         try:
             content = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
         except TypeError:  # an integer of more than 64 bits

@@ -70,7 +70,7 @@ def apply_policies(
     offsets = spanned.offsets
     lengths = np.diff(offsets)
     trained[offsets[:-1][lengths > 0]] = False  # nothing predicts a sequence's first token
-    values = np.where(trained, ~spanned.ids, spanned.ids)
+    values = spanned.ids ^ -trained.astype(np.int32)
     before = np.zeros(len(trained) + 1, dtype=np.int64)
     np.cumsum(trained, out=before[1:])
     targets = before[offsets[1:]] - before[offsets[:-1]]
@@ -117,8 +117,10 @@ def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> ND
     if config.train_on == "last":
         keep[:-1] = text[:-1] != text[1:]
     for record, context in prepared.first_trained.items():
-        mine = np.searchsorted(text, np.searchsorted(records, record))
-        keep[mine : mine + context] = False
+        at = int(np.searchsorted(records, record))
+        if at < len(records) and records[at] == record:  # else the template or the ids were refused
+            first, stop = np.searchsorted(text, [at, at + 1]).tolist()
+            keep[first : min(first + context, stop)] = False
     edges = np.zeros(len(spanned.ids) + 1, dtype=np.int32)
     np.add.at(edges, start[keep], 1)
     np.add.at(edges, end[keep], -1)

@@ -25,6 +25,15 @@ CANDIDATES = "".join(map(chr, [*range(1, 9), *range(14, 28)]))
 Offsets = NDArray[np.int64]
 
 
+class Counted(NamedTuple):
+    """Byte places of texts in NFC; `apart`: texts whose spans cannot be told there."""
+
+    offsets: Offsets
+    span_start: Offsets
+    span_end: Offsets
+    apart: NDArray[np.bool_]
+
+
 class Marked(NamedTuple):
     """Texts without their marks, and where the spans lie, in UTF-8 bytes over all texts put together."""
 
@@ -35,6 +44,20 @@ class Marked(NamedTuple):
     """Which text each span is in."""
     span_start: Offsets
     span_end: Offsets
+    counted: Counted | None = None
+    """Where the tokenizer normalizes and that changes a text: the same places in the bytes it sees."""
+
+    def one(self, index: int) -> tuple[str, list[tuple[int, int]]]:
+        """One text and its spans in characters."""
+        text = self.texts[index]
+        mine = slice(*np.searchsorted(self.span_text, [index, index + 1]))
+        edges = np.stack([self.span_start[mine], self.span_end[mine]], axis=1) - self.offsets[index]
+        if text.isascii():
+            return text, [(int(start), int(end)) for start, end in edges]
+        data = text.encode("utf-8")
+        return text, [
+            (len(data[:start].decode("utf-8")), len(data[:end].decode("utf-8"))) for start, end in edges
+        ]
 
 
 def choose_marks(contents: Iterable[str]) -> str | None:
@@ -83,8 +106,11 @@ def mark_plain(example: Pair | Text, marks: str, *, train_prompt: bool) -> str:
     return f"{example.prompt}{marks[0]}{example.completion}{marks[1]}{marks[2]}"
 
 
-def split_marked(marked: str, marks: str) -> Marked:
-    """Take the marks out. RecordError where they do not pair up (a template that nests its blocks)."""
+def split_marked(marked: str, marks: str, *, normalizes: bool = False) -> Marked:
+    """Take the marks out; `normalizes`: count the bytes in NFC, as the tokenizer will.
+
+    RecordError where the marks do not pair up (a template that nests its blocks).
+    """
     data = np.frombuffer(marked.encode("utf-8"), dtype=np.uint8)
     opening, closing, ending = (ord(mark) for mark in marks)
     at = np.flatnonzero((data == opening) | (data == closing) | (data == ending))
@@ -100,7 +126,27 @@ def split_marked(marked: str, marks: str) -> Marked:
     texts.pop()  # behind the last end mark
     offsets = np.zeros(len(texts) + 1, dtype=np.int64)
     offsets[1:] = clean[is_end]
-    return Marked(texts, offsets, text_of_mark[opens], clean[opens], clean[closes])
+    found = Marked(texts, offsets, text_of_mark[opens], clean[opens], clean[closes])
+    if normalizes:
+        # Below U+0300 nothing composes; in UTF-8 what lies from there on begins with 0xCC or more.
+        high = np.unique(np.searchsorted(at[is_end], np.flatnonzero(data >= 0xCC)))
+        unstable = [n for n in high.tolist() if not unicodedata.is_normalized("NFC", texts[n])]
+        if unstable:
+            found = found._replace(counted=_count_composed(marked, marks, unstable))
+    return found
+
+
+def _count_composed(marked: str, marks: str, unstable: list[int]) -> Counted:
+    records = [record + marks[2] for record in marked.split(marks[2])[:-1]]
+    apart = np.zeros(len(records), dtype=np.bool_)
+    for index in unstable:
+        composed = normalized(records[index], marks)
+        if composed is None:
+            apart[index] = True
+        else:
+            records[index] = composed
+    places = split_marked("".join(records), marks)
+    return Counted(places.offsets, places.span_start, places.span_end, apart)
 
 
 def normalized(marked: str, marks: str) -> str | None:
@@ -109,20 +155,6 @@ def normalized(marked: str, marks: str) -> str | None:
     found = "".join(piece if piece in marks else unicodedata.normalize("NFC", piece) for piece in pieces)
     whole = unicodedata.normalize("NFC", _bare(marked, marks))
     return found if _bare(found, marks) == whole else None
-
-
-def character_spans(marked: str, marks: str) -> tuple[str, list[tuple[int, int]]]:
-    """One record's text and its spans in characters, for the tokenizer's own offsets."""
-    spans: list[tuple[int, int]] = []
-    length = start = 0
-    for piece in re.split(f"([{marks}])", marked):
-        if piece == marks[0]:
-            start = length
-        elif piece == marks[1]:
-            spans.append((start, length))
-        elif piece != marks[2]:
-            length += len(piece)
-    return _bare(marked, marks), spans
 
 
 def _bare(marked: str, marks: str) -> str:

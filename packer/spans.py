@@ -8,7 +8,6 @@ goes through the tokenizer's own character offsets instead. A token that overlap
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from padless.packer.encode import Encoder
 from padless.packer.formats.examples import RecordError
-from padless.packer.marks import Marked, character_spans, normalized, split_marked
+from padless.packer.marks import Counted, Marked, split_marked
 
 Offsets = NDArray[np.int64]
 
@@ -34,29 +33,34 @@ class Spanned(NamedTuple):
     span_end: Offsets
 
 
-def encode_marked(encoder: Encoder, marked: str, marks: str, *, plain: bool) -> Spanned:
-    """Encode a chunk's marked text. `plain`: special tokens spelled in it stay text."""
-    parts = split_marked(marked, marks)
+def encode_marked(encoder: Encoder, parts: Marked, *, plain: bool) -> Spanned:
+    """Encode a chunk's texts and find the tokens of their spans.
+
+    `plain`: special tokens spelled in the texts stay text.
+    """
     if encoder.byte_lengths is None:
-        if _all_whole(parts):  # every span is its whole text: nothing to locate
-            ids, offsets = encoder.flat(parts.texts, plain=plain)
-            return Spanned(ids, offsets, parts.span_text, offsets[:-1], offsets[1:])
-        return _by_characters(encoder, marked, marks, plain)
-    counted, apart = _as_counted(encoder, parts, marked, marks)
+        if not _all_whole(parts):
+            return join([_by_characters(encoder, parts, n, plain) for n in range(len(parts.texts))])
+        ids, offsets = encoder.flat(parts.texts, plain=plain)  # nothing to locate
+        return Spanned(ids, offsets, parts.span_text, offsets[:-1], offsets[1:])
+    counted = parts.counted or Counted(
+        parts.offsets, parts.span_start, parts.span_end, np.zeros(len(parts.texts), dtype=np.bool_)
+    )
     ids, offsets = encoder.flat(parts.texts, plain=plain)
     edges = np.zeros(len(ids) + 1, dtype=np.int64)
     np.cumsum(encoder.byte_lengths[ids], out=edges[1:])
-    # Edges agree at every text's end exactly when every text's tokens add up to its bytes.
-    token_bytes, text_bytes = np.diff(edges[offsets]), np.diff(counted.offsets)
-    apart = apart | (token_bytes != text_bytes)
+    apart = counted.apart | (np.diff(edges[offsets]) != np.diff(counted.offsets))
     shift = edges[offsets[:-1]] - counted.offsets[:-1]  # zero but behind a text that does not add up
-    start = counted.span_start + shift[counted.span_text]
-    end = counted.span_end + shift[counted.span_text]
+    start = counted.span_start + shift[parts.span_text]
+    end = counted.span_end + shift[parts.span_text]
     first = np.searchsorted(edges, start, side="right") - 1
     last = np.searchsorted(edges, end, side="left")
     first = np.where(start == end, last, first)  # an empty span trains nothing
-    found = Spanned(ids, offsets, counted.span_text, first, last)
-    return _replace(found, encoder, marked, marks, plain, np.flatnonzero(apart)) if apart.any() else found
+    found = Spanned(ids, offsets, parts.span_text, first, last)
+    if not apart.any():
+        return found
+    again = {int(n): _by_characters(encoder, parts, int(n), plain) for n in np.flatnonzero(apart)}
+    return join([again.get(n) or take(found, n) for n in range(len(parts.texts))])
 
 
 def _all_whole(parts: Marked) -> bool:
@@ -69,30 +73,9 @@ def _all_whole(parts: Marked) -> bool:
     )
 
 
-def _as_counted(encoder: Encoder, parts: Marked, marked: str, marks: str) -> tuple[Marked, NDArray[np.bool_]]:
-    """The texts as the tokenizer's bytes count them (in NFC where it normalizes), and which cannot be."""
-    apart = np.zeros(len(parts.texts), dtype=np.bool_)
-    if not encoder.normalizes or marked.isascii() or unicodedata.is_normalized("NFC", marked):
-        return parts, apart
-    records = marked.split(marks[2])[:-1]
-    for index, record in enumerate(records):
-        if record.isascii() or unicodedata.is_normalized("NFC", parts.texts[index]):
-            continue
-        composed = normalized(record, marks)
-        if composed is None:
-            apart[index] = True
-        else:
-            records[index] = composed
-    return split_marked("".join(record + marks[2] for record in records), marks), apart
-
-
-def _by_characters(encoder: Encoder, marked: str, marks: str, plain: bool) -> Spanned:
-    records = marked.split(marks[2])[:-1]
-    return join([_one(encoder, record, marks, plain) for record in records])
-
-
-def _one(encoder: Encoder, record: str, marks: str, plain: bool) -> Spanned:
-    text, spans = character_spans(record, marks)
+def _by_characters(encoder: Encoder, parts: Marked, index: int, plain: bool) -> Spanned:
+    """One text by the tokenizer's own offsets."""
+    text, spans = parts.one(index)
     ids, offsets = encoder.with_offsets(text, plain=plain)
     return _located(ids, offsets, spans)
 
@@ -107,9 +90,11 @@ def _located(
     first = np.zeros(len(spans), dtype=np.int64)
     last = np.zeros(len(spans), dtype=np.int64)
     for number, (start, end) in enumerate(spans):
-        inside = np.flatnonzero((ends > start) & (starts < end))
+        inside = np.flatnonzero((ends > start) & (starts < end) & (start < end))
         if len(inside):
             first[number], last[number] = inside[0], inside[-1] + 1
+        else:  # nothing is trained, but a turn ends here
+            first[number] = last[number] = np.count_nonzero(starts < end)
     return Spanned(
         np.asarray(ids, dtype=np.int32),
         np.array([0, n], dtype=np.int64),
@@ -117,15 +102,6 @@ def _located(
         first,
         last,
     )
-
-
-def _replace(
-    found: Spanned, encoder: Encoder, marked: str, marks: str, plain: bool, which: Offsets
-) -> Spanned:
-    """Put the texts of `which` in again, by their characters."""
-    records = marked.split(marks[2])[:-1]
-    again = {int(index): _one(encoder, records[index], marks, plain) for index in which}
-    return join([again.get(i) or take(found, i) for i in range(len(records))])
 
 
 def take(found: Spanned, index: int) -> Spanned:
@@ -179,10 +155,13 @@ class Shield:
         """Whether any of the contents spells a special token."""
         if self._specials is None:
             return False
-        joined = "\n".join(contents)
-        if not any(start in joined for start in self._starts):
-            return False
-        return any(self._specials.search(content) for content in contents)
+        return self.may_be_spelled_in("\n".join(contents)) and any(
+            self._specials.search(content) for content in contents
+        )
+
+    def may_be_spelled_in(self, text: str) -> bool:
+        """A quick look: False where no special token can be in it."""
+        return any(start in text for start in self._starts)
 
     def cover(self, value: object, stand_ins: dict[str, str]) -> object:
         """A copy of a record's content in which stand-ins take the place of spelled special tokens."""
@@ -202,7 +181,7 @@ class Shield:
     def encode(self, marked: str, marks: str, stand_ins: dict[str, str]) -> Spanned:
         """Tokens of one covered record. RecordError where its text has the stand-ins' characters itself."""
         assert self._specials is not None
-        text, spans = character_spans(marked.removesuffix(marks[2]), marks)
+        text, spans = split_marked(marked, marks).one(0)
         uncover = {stand_in: special for special, stand_in in stand_ins.items()}
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []

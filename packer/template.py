@@ -37,8 +37,10 @@ CLASSIC = "alpaca"
 """The name that asks for the two classic alpaca prompts instead of a chat template."""
 
 _GENERATION = re.compile(r"([ \t]*)\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
-_OPEN, _CLOSE, _END, _BATCH = "padless_open", "padless_close", "padless_end", "padless_batch"
-_TRIMMED_DIFFERENTLY = re.compile("[\x1c-\x1f]")
+OPEN, CLOSE = "padless_open", "padless_close"
+"""Variables of a template that hold the first two marks."""
+_END, _BATCH = "padless_end", "padless_batch"
+TRIMMED_DIFFERENTLY = "\x1c\x1d\x1e\x1f"
 """Python's strip removes these, the other engine's trim leaves them."""
 
 
@@ -69,7 +71,7 @@ def mark_generation(source: str) -> str:
         if not left and (match.start() == 0 or source[match.start() - 1] == "\n"):
             indent = ""
         dash = "-" if left == "-" else ""
-        name, tag = (_CLOSE, "endwith") if end else (_OPEN, "with")
+        name, tag = (CLOSE, "endwith") if end else (OPEN, "with")
         return f"{indent}{{{{{dash} {name} }}}}{{% {tag} {right}%}}"
 
     return _GENERATION.sub(replace, source)
@@ -83,6 +85,7 @@ class ChatTemplate:
         self.name = name
         self.variables = {**variables, "add_generation_prompt": False, "documents": None}
         self.has_marks = bool(_GENERATION.search(source))
+        self.why_unmarked = "it has no {% generation %} blocks"
         self.fixed_text = source + "".join(str(value) for value in variables.values())
         """What every render may contain besides the record: marks are chosen outside it."""
         self._marked = mark_generation(source)
@@ -137,15 +140,26 @@ class ChatTemplate:
 
     def render(self, chat: Chat, marks: str) -> str:
         """One conversation through jinja2; RecordError with the template's own words where it refuses."""
+        return self._text(chat, {**self.variables, **_marks(marks)}) + marks[2]
+
+    def _text(self, chat: Chat, variables: Mapping[str, Any]) -> str:
         try:
-            text: str = self._slow.render(
-                messages=chat.messages, tools=chat.tools, **self.variables, **_marks(marks)
-            )
+            text: str = self._slow.render(messages=chat.messages, tools=chat.tools, **variables)
         except InputError:
             raise
         except Exception as error:  # template code fails in any way that Python code can
             raise RecordError(f"the chat template refuses it: {error}") from error
-        return text + marks[2]
+        return text
+
+    def generation_prompt(self, chat: Chat) -> str:
+        """What it adds where an answer is to be generated; RecordError where it does not simply add it."""
+        text = self._text(chat, self.variables)
+        asked = self._text(chat, {**self.variables, "add_generation_prompt": True})
+        # Some end the conversation with the end token where no answer is asked for.
+        for given in (text, text.removesuffix(str(self.variables.get("eos_token", "")))):
+            if asked.startswith(given):
+                return asked[len(given) :]
+        raise RecordError("its generation prompt is not just added to the conversation")
 
     def render_fast(self, chats: Sequence[Chat], marks: str) -> str:
         """Many plain conversations at once, each followed by the end mark."""
@@ -160,15 +174,14 @@ def is_plain(chat: Chat) -> bool:
         return False
     for turn in chat.messages:
         for value in turn.values():
-            if type(value) is not str:
-                return False
-            if value and (_TRIMMED_DIFFERENTLY.match(value[0]) or _TRIMMED_DIFFERENTLY.match(value[-1])):
+            # Anywhere: white space may stand around it, and templates split what they trim.
+            if type(value) is not str or any(character in value for character in TRIMMED_DIFFERENTLY):
                 return False
     return True
 
 
 def _marks(marks: str) -> dict[str, str]:
-    return {_OPEN: marks[0], _CLOSE: marks[1], _END: marks[2]}
+    return {OPEN: marks[0], CLOSE: marks[1], _END: marks[2]}
 
 
 def _tojson(

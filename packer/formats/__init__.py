@@ -28,6 +28,9 @@ FORMATS = {
     "text": text,
 }
 
+MIXED = frozenset({"prompt-completion"})
+"""Formats whose records may be chats or plain text, one by one."""
+
 
 def detect(row: Mapping[str, Any] | str, columns: Columns, source: str) -> str:
     """The format's name for a source whose first record this is; InputError where none fits."""

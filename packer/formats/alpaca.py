@@ -35,16 +35,20 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
 def classic(row: Mapping[str, Any], columns: Columns) -> Pair:
     """The same record through the two prompts that the data set was published with."""
     instruction, given, output = _fields(row, columns)
-    prompt = CLASSIC_WITH_INPUT if given else CLASSIC
     # replace, not format: braces in the data are text
-    head, tail = prompt.split("{instruction}")
+    head, tail = (CLASSIC_WITH_INPUT if given else CLASSIC).split("{instruction}")
     return Pair(head + instruction + tail.replace("{input}", given), output)
 
 
 def _fields(row: Mapping[str, Any], columns: Columns) -> tuple[str, str, str]:
-    given = columns.find(row, "input")
-    return (
-        text_of(columns.value(row, *INSTRUCTION), "instruction"),
-        text_of(row[given], "input") if given else "",
-        text_of(columns.value(row, *OUTPUT), "output"),
-    )
+    names = columns.find_all(row, "alpaca", INSTRUCTION, ("input",), OUTPUT)
+    instruction_name, input_name, output_name = names
+    if instruction_name is None or output_name is None:
+        columns.value(row, *INSTRUCTION)
+        columns.value(row, *OUTPUT)
+        raise AssertionError("one of the two raises")
+    instruction, output = row[instruction_name], row[output_name]
+    given = row[input_name] if input_name is not None else ""
+    if type(instruction) is str and type(output) is str and type(given) is str:
+        return instruction, given, output
+    return text_of(instruction, instruction_name), text_of(given, "input"), text_of(output, output_name)

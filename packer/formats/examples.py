@@ -48,12 +48,26 @@ class Columns:
 
     def __init__(self, named: Mapping[str, str]) -> None:
         self.named = dict(named)
+        self._found: dict[tuple[Any, ...], tuple[str | None, ...]] = {}
 
     def find(self, row: Mapping[str, Any], role: str, *usual: str) -> str | None:
         """The column's name in this row, or None."""
         if role in self.named:
             return self.named[role] if self.named[role] in row else None
         return next((name for name in (role, *usual) if name in row), None)
+
+    def find_all(self, row: Mapping[str, Any], what: str, *roles: tuple[str, ...]) -> tuple[str | None, ...]:
+        """`find` for several roles at once; `what` names the set of roles.
+
+        Records of one source share their keys, so nearly every answer is there already.
+        """
+        key = (what, *row)
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) > 10_000:  # records that share no keys
+                self._found.clear()
+            found = self._found[key] = tuple(self.find(row, *names) for names in roles)
+        return found
 
     def value(self, row: Mapping[str, Any], role: str, *usual: str) -> Any:
         """The role's value; RecordError naming the columns that are there."""

@@ -8,6 +8,9 @@ from typing import Any
 
 from padless.packer.formats.examples import Chat, Columns, Example, Message, RecordError
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which data sets keep a turn's reasoning; the first with a value counts."""
+
 
 def matches(row: Mapping[str, Any], columns: Columns) -> bool:
     name = columns.find(row, "messages")
@@ -22,7 +25,10 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
 
 
 def turns_of(value: Any, name: str) -> list[Message]:
-    """Checked turns; keys without a value are left out, so that null and missing are the same."""
+    """Checked turns; keys without a value are left out, so that null and missing are the same.
+
+    RecordError naming the turn that has no role, or neither content nor tool calls.
+    """
     if not isinstance(value, list) or not value:
         raise RecordError(f"{name} must be a list of turns, got {_kind(value)}")
     turns: list[Message] = []
@@ -33,6 +39,9 @@ def turns_of(value: Any, name: str) -> list[Message]:
             turns.append(turn)
             continue
         turn = {key: item for key, item in turn.items() if item is not None}
+        reasoning = next((turn[name] for name in REASONING if name in turn), None)
+        if reasoning is not None:  # templates read it under one of two names, as transformers gives it
+            turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
         if "content" not in turn and not turn.get("tool_calls"):
             raise RecordError(f"{name}[{number}] ({turn['role']}) has no content")
         turns.append(turn)

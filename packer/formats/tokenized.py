@@ -31,7 +31,9 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     for role in MASKS:
         name = columns.find(row, role)
         if name is not None and row[name] is not None:
-            mask = [int(item) for item in row[name]]
+            mask = row[name]
+            if not isinstance(mask, list) or not all(item in (0, 1) for item in mask):
+                raise RecordError(f"{name} must be a list of 0 and 1 (or true and false)")
             _as_long(mask, name, ids)
             return Tokens(ids, [t if m else IGNORED for t, m in zip(ids, mask, strict=True)])
     return Tokens(ids, None)

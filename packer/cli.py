@@ -14,10 +14,14 @@ def main() -> None:
     """The console script. Exit 0 done, 1 a check failed, 2 wrong use or bad input, 130 interrupted."""
     # Numeric libraries start threads that a packer has no use for, and that forking would have to survive.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _start_loading(sys.argv[1:])
-    from padless.packer.commands import run
+    try:
+        _start_loading(sys.argv[1:])
+        from padless.packer.commands import run
 
-    code = run()
+        code = run()
+    except KeyboardInterrupt:  # before there was anything to interrupt
+        print("interrupted", file=sys.stderr)
+        code = 130
     sys.stdout.flush()
     sys.stderr.flush()
     # Taking millions of small objects apart one by one takes longer than a small build's plan.
@@ -34,7 +38,8 @@ def _start_loading(arguments: list[str]) -> None:
         if folder and os.path.isdir(folder):
             from padless.packer.tokenizer_files import start_loading
 
-            start_loading(folder)
+            # Its parsed files first: from then on the load runs without the GIL.
+            start_loading(folder).files.exception()
             return
 
 

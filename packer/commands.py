@@ -27,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+INTERRUPTED = 130
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 Split = Annotated[str | None, Option(help="The split to take, in a folder of splits.")]
 
@@ -41,8 +42,8 @@ def run() -> int:
         errors.print(str(error), markup=False)
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        errors.print("interrupted; the same command goes on where it stopped", markup=False)
-        return 130
+        _tell_interrupted(errors)
+        return INTERRUPTED
     except OSError as error:
         errors.print("error:", style="bold red", end=" ")
         errors.print(f"{error.filename or ''} {error.strerror or error}".strip(), markup=False)
@@ -55,7 +56,14 @@ def run() -> int:
             raise
         show()
         return int(getattr(error, "exit_code", 2))
-    return found if isinstance(found, int) else 0
+    code = found if isinstance(found, int) else 0
+    if code == INTERRUPTED:  # what typer makes of Ctrl-C
+        _tell_interrupted(errors)
+    return code
+
+
+def _tell_interrupted(errors: Console) -> None:
+    errors.print("interrupted; the same command goes on where it stopped", markup=False)
 
 
 @app.command()
@@ -162,8 +170,12 @@ def build(
         workers=workers,
         seed=seed,
         force=force,
+        quiet=quiet,
+        profile=profile,
+        json=as_json,
     )
     given = {**given, **_from_file(config, context, given)}
+    quiet, profile, as_json = (_switch(name, given.pop(name)) for name in ("quiet", "profile", "json"))
     missing = [
         name
         for name in ("sources", "tokenizer", "max_length", "output")
@@ -254,8 +266,9 @@ FIELD_OF_OPTION = {
     "template_arg": "template_args",
     "eval_source": "eval_sources",
     "source": "sources",
+    "as_json": "json",
 }
-"""Options whose field in `PackConfig` is a plural; a file may use either name."""
+"""Parameters that a file may call by another name: the plural of a field in `PackConfig`, mostly."""
 
 
 def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +282,8 @@ def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any])
     except OSError as error:
         raise InputError(f"--config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"--config {path} is not valid YAML: {error}") from error
+        reason = " ".join(str(error).split())  # a picture of several lines
+        raise InputError(f"--config {path} is not valid YAML: {reason}") from error
     if not isinstance(content, dict):
         raise InputError(f"--config {path} must hold a mapping of options to values")
     explicit = {
@@ -290,6 +304,12 @@ def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any])
         if name not in explicit:
             found[name] = value
     return found
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be true or false, got {value!r}")
+    return value
 
 
 def _pairs(values: list[str] | None, option: str, form: str) -> dict[str, str]:

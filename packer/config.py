@@ -82,6 +82,19 @@ class PackConfig:
             if isinstance(value, str) or not all(isinstance(item, str) for item in value):
                 raise InputError(f"{name} must be a sequence of paths, got {value!r}")
             object.__setattr__(self, name, tuple(value))
+        for name in ("tokenizer", "output", "text_by", "train_on", "bos", "eos"):
+            self._instance(name, str, "text")
+        for name in ("template", "system"):
+            if getattr(self, name) is not None:
+                self._instance(name, str, "text")
+        for name in ("allow_special", "force"):
+            self._instance(name, bool, "true or false")
+        for name in ("columns", "template_args"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(
+                isinstance(item, str) for pair in value.items() for item in pair
+            ):
+                raise InputError(f"{name} must give a text for each name, got {value!r}")
         if not self.sources:
             raise InputError("no source given: name at least one file, glob or folder")
         self._integer("max_length", 1, "tokens")
@@ -96,7 +109,7 @@ class PackConfig:
             raise InputError(f"seed must be below 2**63, got {self.seed}")
         for name in ("eval_fraction", "max_drop_share"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
                 raise InputError(f"{name} must be a share between 0 and 1, got {value!r}")
         if self.eval_fraction == 1:
             raise InputError("eval_fraction 1 leaves nothing to train on; give less than 1")
@@ -116,6 +129,11 @@ class PackConfig:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name} must be at least {least} {unit}".rstrip() + f", got {value!r}")
+
+    def _instance(self, name: str, kind: type, word: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, kind):
+            raise InputError(f"{name} must be {word}, got {value!r}")
 
     def _choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

@@ -7,7 +7,6 @@ character offsets too, for the few texts whose tokens cannot be counted in bytes
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.errors import InputError
+from padless.packer.reference import Answer, load_reference
 from padless.packer.tokenizer_files import Loading, TokenizerFiles
 
 Ids = NDArray[np.int32]
@@ -103,52 +102,54 @@ class Encoder:
         self.fast: Any = None
         self.why_not_fast = "not tried"
         self._lock = threading.Lock()
-        self._expected: list[tuple[bool, list[str], Ids, NDArray[np.int64]]] = []
+        self._groups: list[tuple[bool, list[str]]] = []
 
     @cached_property
     def reference(self) -> Any:
-        """The `tokenizers` backend, loaded when first needed."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        import tokenizers
-
-        try:
-            made = tokenizers.Tokenizer.from_str(self.files.contents["tokenizer.json"].decode("utf-8"))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(f"tokenizers cannot load {self.files.folder}/tokenizer.json: {error}") from error
-        made.no_truncation()
-        made.no_padding()
-        return made
+        """The `tokenizers` backend in this process, loaded when first needed."""
+        return load_reference(self.files.folder)
 
     def drop_vocabulary(self) -> None:
         """Free the parsed vocabulary and merges; the counts and the added tokens stay."""
         self.files.spec["model"]["vocab"] = {}
         self.files.spec["model"]["merges"] = []
 
-    def rehearse(self, sample: Sequence[str], plains: Iterable[bool]) -> None:
-        """Have the reference encode the sample and the hard strings, for `prove` to compare with."""
-        for number, plain in enumerate(plains):
-            texts = [*(sample if number == 0 else ()), *hard_strings(self.files.special_contents)]
-            self._expected.append((plain, texts, *self._flat_reference(texts, plain)))
+    def ask_reference(self, loading: Loading, sample: Sequence[str], plains: Iterable[bool]) -> None:
+        """Have the reference encode the sample and the hard strings, for `was_right`."""
+        self._groups = [
+            (plain, [*(() if number else sample), *hard_strings(self.files.special_contents)])
+            for number, plain in enumerate(plains)
+        ]
+        self._process = loading.reference.result()
+        self._process.ask(self._groups)
 
-    def prove(self, loading: Loading) -> None:
-        """Take the fast backend if it gives the reference's ids on all that was rehearsed."""
+    def take_fast(self, loading: Loading) -> None:
+        """Use the fast backend where there is one, on trust until `was_right` has been asked."""
         try:
-            fast = loading.fast.result()
+            self.fast = loading.fast.result()
         except Exception as error:
             self.why_not_fast = str(error).splitlines()[0] if str(error) else type(error).__name__
-            return
-        for plain, texts, expected, expected_offsets in self._expected:
-            ids, offsets = _flat_fast(fast, texts, plain)
-            if not np.array_equal(ids, expected) or not np.array_equal(offsets, expected_offsets):
-                self.why_not_fast = "its ids differ from tokenizers' on this input"
-                return
-        self._expected.clear()
-        self.fast = fast
 
-    def forget_reference(self) -> None:
-        """Free the reference where it will hardly be needed; it loads again if it is."""
-        if self.fast is not None and self.byte_lengths is not None:
-            self.__dict__.pop("reference", None)
+    @cached_property
+    def _answer(self) -> Answer:
+        return self._process.answer()
+
+    def was_right(self) -> bool:
+        """Whether the fast backend gives the reference's ids on the sample and the hard strings.
+
+        Where it does not, it is put away, and what was encoded with it must be encoded again.
+        """
+        if self.fast is None:
+            return True
+        for (plain, texts), lengths, expected in zip(
+            self._groups, self._answer.lengths, self._answer.ids, strict=True
+        ):
+            ids, offsets = _flat_fast(self.fast, texts, plain)
+            if not np.array_equal(ids, expected) or not np.array_equal(np.diff(offsets), lengths):
+                self.why_not_fast = "its ids differ from tokenizers' on this input"
+                self.fast = None
+                return False
+        return True
 
     @property
     def backend(self) -> str:
@@ -178,19 +179,10 @@ class Encoder:
             ids[start:stop] = encoding.ids
         return ids, offsets
 
-    @cached_property
+    @property
     def begin_ids(self) -> tuple[int, ...]:
-        """What the tokenizer's own post-processor puts before a text."""
-        return self._around[0]
-
-    @cached_property
-    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        bare = self.reference.encode("a", add_special_tokens=False).ids
-        full = self.reference.encode("a", add_special_tokens=True).ids
-        for start in range(len(full) - len(bare) + 1):
-            if full[start : start + len(bare)] == bare:
-                return tuple(full[:start]), tuple(full[start + len(bare) :])
-        return (), ()
+        """What the tokenizer's own post-processor puts before a text; waits for the reference."""
+        return self._answer.begin_ids
 
 
 def _flat_fast(fast: Any, texts: list[str], plain: bool) -> tuple[Ids, NDArray[np.int64]]:

@@ -5,19 +5,21 @@ Only names that a build writes are ever touched; a folder with anything else in 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 
 from padless.packer.errors import InputError
+from padless.packer.token_store import WORK_FILES
 from padless.packer.tokenizer_files import COPIED
 from padless.runtime.format import MANIFEST, WORK_FOLDER
 
 SPLITS = ("train", "validation")
 
+_FILES = r"sequences(-\d{5,})?\.parquet|dataset_info\.json|state\.json|dataset_dict\.json|manifest\.json"
 _OURS = re.compile(
-    r"shard-\d{5,}-[0-9a-f]{8}\.arrow|sequences(-\d{5,})?\.parquet|dataset_info\.json|state\.json"
-    r"|dataset_dict\.json|manifest\.json|\..*\.tmp|\.work"
+    rf"shard-\d{{5,}}-[0-9a-f]{{8}}\.arrow|{_FILES}|\.(shard-\d{{5,}}|tokenizer-.*|{_FILES})\.tmp"
 )
 _FREE = ("README.md", "report.html", "plans")
 """Ours or the user's additions: they stand beside the data and are left where they are."""
@@ -39,6 +41,16 @@ def check_output(output: str) -> None:
         )
 
 
+def _is_ours(manifest: str) -> bool:
+    """Whether it is one of padless, of any version: web apps and others have a manifest.json too."""
+    try:
+        with open(manifest, "rb") as file:
+            content = json.load(file)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("format") == "padless"
+
+
 def _stranger(folder: str, *, nested: bool) -> str | None:
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
@@ -49,10 +61,16 @@ def _stranger(folder: str, *, nested: bool) -> str | None:
             )
             if other is not None:
                 return f"tokenizer/{other}"
+        elif name == WORK_FOLDER and os.path.isdir(path) and not nested:
+            other = next((n for n in sorted(os.listdir(path)) if n not in WORK_FILES), None)
+            if other is not None:
+                return f"{WORK_FOLDER}/{other}"
         elif name in SPLITS and os.path.isdir(path) and not nested:
             inside = _stranger(path, nested=True)
             if inside is not None:
                 return f"{name}/{inside}"
+        elif name == MANIFEST and not _is_ours(path):
+            return name
         elif not _OURS.fullmatch(name) and name not in _FREE:
             return name
     return None
@@ -75,7 +93,7 @@ def sweep(folder: str, keep: set[str]) -> None:
                 os.rmdir(path)
         elif name == "plans" and os.path.isdir(path):
             shutil.rmtree(path)  # plans over sequences that are gone
-        elif _OURS.fullmatch(name) and name != WORK_FOLDER and name not in keep:
+        elif _OURS.fullmatch(name) and name not in keep:
             os.remove(path)
 
 

@@ -1,8 +1,8 @@
-"""Chunks through workers: threads while everything fits in memory, forked processes beyond.
+"""Chunks through workers: threads for a small input, forked processes for a larger one.
 
 Threads share what was rendered in the shadow of the tokenizer's load, and the encoder runs without the
-GIL, so they serve a small input best. A larger one goes to processes forked after the load: they share its
-tables. Which it is depends on the clock and never on the bytes: a chunk's result is a function of its task.
+GIL, so they serve a small input best. Processes are forked after the load and share its tables. The bytes
+are the same either way: a chunk's result is a function of its task.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ def run_chunks(
     work: ChunkWork,
     prepared: deque[Prepared],
     tasks: Iterator[Task],
-    more: bool,
     workers: int,
     store: ChunkStore,
     report: Callable[[Entry], None],
+    *,
+    threads: bool,
 ) -> None:
-    """Finish the prepared chunks and, where there are `more`, all tasks; `report` sees each entry.
+    """Finish the prepared chunks and then all tasks, in threads or processes; `report` sees each entry.
 
     Stops handing out chunks after the first that has problems; those before it are always finished.
     """
     context = _context()
     ends = Reserved((context.Value("q", store.used[0]), context.Value("q", store.used[1])))
-    if not more or workers == 1 or context.get_start_method() != "fork":
+    if threads or workers == 1 or context.get_start_method() != "fork":
         _in_threads(work, prepared, tasks, workers, store, ends, report)
     else:
         _in_processes(context, work, prepared, tasks, workers, store, ends, report)

@@ -77,7 +77,10 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             sequences = mine & kept
             lengths[split].append(lines["length"][sequences])
             elements[split].append(element[sequences].astype(np.int32))
-            ids[split].append(here.lines + np.flatnonzero(kept[mine]))
+            if len(lines) and not kept[mine].all() or ids[split]:
+                if not ids[split]:  # until here every line was a sequence
+                    ids[split].append(np.arange(here.lines))
+                ids[split].append(here.lines + np.flatnonzero(kept[mine]))
             here.lines += len(about)
             here.trained += int(about["targets"].sum(dtype=np.int64))
             first = about[about["part"] == 0]
@@ -89,9 +92,11 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             cut[split] += np.bincount(first["reason"], weights=first["cut"], minlength=256).astype("i8")
     for split, here in enumerate(found):
         here.lengths = np.concatenate([here.lengths, *lengths[split]])
+        lengths[split].clear()
         here.elements = np.concatenate([here.elements, *elements[split]])
-        if here.lines != len(here.lengths):
-            here.ids = np.concatenate([np.zeros(0, "i8"), *ids[split]])
+        elements[split].clear()
+        if ids[split]:
+            here.ids = np.concatenate(ids[split])
         whole, truncated, fragments, gone = (int(n) for n in status[split][: len(STATUSES)])
         here.records = {
             "in": whole + truncated + fragments + gone,

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import shutil
+import time
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any, NamedTuple
 
@@ -24,6 +25,11 @@ from padless.packer.chunk import ChunkResult
 from padless.packer.errors import DiskFullError, InputError
 from padless.packer.lines import LINE, Problem
 from padless.runtime.format import WORK_FOLDER
+
+WORK_FILES = ("lock", "tokens.bin", "lines.bin", "journal.jsonl")
+"""All that `DIR/.work` ever holds."""
+DYING = 10.0
+"""Seconds that the workers of a killed build may take to notice, before its folder counts as busy."""
 
 
 class Entry(NamedTuple):
@@ -48,15 +54,42 @@ class WorkFolder:
 
     def __init__(self, output: str) -> None:
         self.path = os.path.join(output, WORK_FOLDER)
+        patience = time.monotonic() + DYING
+        while (lock := self._try_lock()) is None:
+            # Forked workers hold the lock with their parent, so that nobody writes while one is left.
+            if not self._is_orphaned() or time.monotonic() > patience:
+                raise InputError(
+                    f"another build is writing into {output}; wait for it, or give another --output"
+                )
+            time.sleep(0.02)
+        self._lock = lock
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode("ascii"), 0)
+
+    def _try_lock(self) -> int | None:
+        """The locked file's descriptor, or None while others hold it."""
         os.makedirs(self.path, exist_ok=True)
-        self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT)
+        path = os.path.join(self.path, "lock")
+        found = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise InputError(
-                f"another build is writing into {output}; wait for it, or give another --output"
-            ) from None
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(found), os.stat(path)):
+                return found
+        except (BlockingIOError, FileNotFoundError):  # held, or removed by who held it
+            pass
+        os.close(found)
+        return None
+
+    def _is_orphaned(self) -> bool:
+        """Whether the build that took the lock is no more, so that what holds it will go too."""
+        try:
+            with open(os.path.join(self.path, "lock"), encoding="ascii") as file:
+                os.kill(int(file.read()), 0)
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        except (ValueError, PermissionError):  # about to be written, or somebody else's
+            return False
+        return False
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -72,6 +105,7 @@ class ChunkStore:
 
     def __init__(self, folder: str, key: str) -> None:
         self.folder = folder
+        self._key = key
         self.tokens_path = os.path.join(folder, "tokens.bin")
         self.lines_path = os.path.join(folder, "lines.bin")
         self.entries: dict[int, Entry] = {}
@@ -95,13 +129,16 @@ class ChunkStore:
     def _take_up(self, journal: str, key: str) -> bool:
         """Enter the chunks of an earlier run of the same build; False where there are none."""
         try:
-            with open(journal, encoding="utf-8") as file:
-                rows = [json.loads(line) for line in file.read().split("\n")[:-1]]
+            with open(journal, "r+b") as file:
+                whole, _, torn = file.read().rpartition(b"\n")
+                if torn:  # or the next line would be torn with it
+                    file.truncate(len(whole) + 1)
+            rows = [json.loads(line) for line in whole.splitlines()]
             if not rows or rows[0] != {"key": key}:
                 return False
             tokens = np.memmap(self.tokens_path, dtype="<i4", mode="r")
             lines = np.memmap(self.lines_path, dtype=LINE, mode="r")
-        except (OSError, ValueError):  # nothing there, or a line cut off
+        except (OSError, ValueError):  # nothing there, or nothing of ours
             return False
         for row in rows[1:]:
             entry = Entry(**row)
@@ -112,8 +149,12 @@ class ChunkStore:
         return bool(self.entries)
 
     def _enter(self, row: dict[str, Any]) -> None:
-        self._journal.write(json.dumps(row) + "\n")
-        self._journal.flush()
+        line = json.dumps(row) + "\n"
+        try:
+            self._journal.write(line)
+            self._journal.flush()
+        except OSError as error:
+            raise disk_full(error, self._journal.name, len(line)) from error
 
     def write(self, index: int, source: int, size: int, result: ChunkResult, ends: Reserved) -> Entry:
         """Write a chunk's arrays into ranges of their own; called in a worker."""
@@ -133,6 +174,14 @@ class ChunkStore:
             check=_check(result.values, result.lines),
             problems=tuple(result.problems),
         )
+
+    def clear(self) -> None:
+        """Forget every chunk."""
+        self.entries.clear()
+        self._journal.seek(0)
+        self._journal.truncate(0)
+        self._enter({"key": self._key})
+        self.used = (0, 0)
 
     def commit(self, entry: Entry) -> None:
         """Make a chunk part of the build; one with problems never is."""

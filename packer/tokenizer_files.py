@@ -12,9 +12,11 @@ import os
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from padless.packer.errors import InputError
+from padless.packer.reference import ReferenceProcess
 
 COPIED = (
     "tokenizer.json",
@@ -34,7 +36,7 @@ NAMED_TOKENS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenizerFiles:
     """What a build needs to know of a tokenizer without encoding anything."""
 
@@ -43,8 +45,11 @@ class TokenizerFiles:
     spec: dict[str, Any] = field(repr=False)
     """tokenizer.json, parsed; its merges as "a b" strings."""
     config: dict[str, Any] = field(repr=False)
-    fingerprint: str
-    """sha256 of tokenizer.json."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of tokenizer.json."""
+        return "sha256:" + hashlib.sha256(self.contents["tokenizer.json"]).hexdigest()
 
     @property
     def added_tokens(self) -> list[dict[str, Any]]:
@@ -97,26 +102,31 @@ class TokenizerFiles:
         return template if isinstance(template, str) else None
 
 
-def read_files(folder: str) -> TokenizerFiles:
-    """Read a local tokenizer folder; InputError where it is none."""
-    import orjson
-
+def check_folder(folder: str) -> None:
+    """See that a tokenizer can be there. Raises InputError where not."""
     if not os.path.isdir(folder):
         raise InputError(
             f"no tokenizer folder {folder!r}: give a local folder that holds tokenizer.json "
             "(as written by save_pretrained)"
         )
+    if not os.path.isfile(os.path.join(folder, "tokenizer.json")):
+        raise InputError(
+            f"{folder} has no tokenizer.json: load it once with transformers and save it again, "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder), then give the new folder"
+        )
+
+
+def read_files(folder: str) -> TokenizerFiles:
+    """Read a local tokenizer folder; InputError where it is none."""
+    import orjson
+
+    check_folder(folder)
     contents: dict[str, bytes] = {}
     for name in COPIED:
         path = os.path.join(folder, name)
         if os.path.isfile(path):
             with open(path, "rb") as file:
                 contents[name] = file.read()
-    if "tokenizer.json" not in contents:
-        raise InputError(
-            f"{folder} has no tokenizer.json: load it once with transformers and save it again, "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder), then give the new folder"
-        )
     try:
         spec = orjson.loads(contents["tokenizer.json"])
         config = orjson.loads(contents.get("tokenizer_config.json", b"{}"))
@@ -132,7 +142,6 @@ def read_files(folder: str) -> TokenizerFiles:
         contents=contents,
         spec=spec,
         config={**names, **config},
-        fingerprint="sha256:" + hashlib.sha256(contents["tokenizer.json"]).hexdigest(),
     )
 
 
@@ -142,6 +151,17 @@ class Loading:
 
     files: Future[TokenizerFiles]
     fast: Future[Any]
+    reference: Future[ReferenceProcess]
+    """The process that checks what `fast` gives."""
+
+    def release(self) -> None:
+        """Let go of the fast backend, so that its memory can be freed."""
+        self.fast = Future()
+
+    def stop(self) -> None:
+        """End what is still waiting for a question."""
+        if self.reference.done() and self.reference.exception() is None:
+            self.reference.result().stop()
 
 
 _started: dict[str, Loading] = {}
@@ -151,7 +171,7 @@ def start_loading(folder: str) -> Loading:
     """Begin to load a tokenizer folder on a thread of its own; a second call joins the first."""
     key = os.path.abspath(folder)
     if key not in _started:
-        loading = Loading(files=Future(), fast=Future())
+        loading = Loading(files=Future(), fast=Future(), reference=Future())
         _started[key] = loading
         threading.Thread(target=_load, args=(folder, loading), daemon=True).start()
     return _started[key]
@@ -168,11 +188,15 @@ def _load(folder: str, loading: Loading) -> None:
     # One thread a process: workers are the parallelism, and a process without threads forks cleanly.
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     try:
+        check_folder(folder)
+        loading.reference.set_result(ReferenceProcess(folder))
         files = read_files(folder)
         loading.files.set_result(files)
     except BaseException as error:  # handed to whoever waits
         loading.files.set_exception(error)
         loading.fast.set_exception(error)
+        if not loading.reference.done():
+            loading.reference.set_exception(error)
         return
     try:
         import fastokens

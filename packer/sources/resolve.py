@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from padless.packer.errors import InputError
 from padless.packer.sources.chunks import SourceFile
 from padless.packer.sources.text import begins_record
+from padless.runtime.format import MANIFEST, WORK_FOLDER
 
 KINDS = {
     ".json": "json",
@@ -87,12 +89,22 @@ def _expand(spec: str) -> list[str]:
 
 def _in_folder(folder: str) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and not _is_packed(os.path.join(place, name))
+        ]
         for name in names:
             stem, kind, _ = _parts(name)
             about = kind == "text" and os.path.basename(stem).lower() in ABOUT
             if kind and not about and not name.startswith("."):
                 yield os.path.join(place, name)
+
+
+def _is_packed(folder: str) -> bool:
+    """Whether a build wrote this folder, or is writing it: its own output is no source."""
+    manifest = os.path.join(folder, MANIFEST)
+    return os.path.exists(os.path.join(folder, WORK_FOLDER)) or (
+        os.path.isfile(manifest) and b'"padless"' in Path(manifest).read_bytes()
+    )
 
 
 def _parts(path: str) -> tuple[str, str | None, str | None]:

@@ -1,0 +1,135 @@
+"""What a build is: everything that decides its bytes, and whether a folder holds just that.
+
+A finished folder of the same build is left alone, one of another build is refused; an unfinished one goes
+on with the chunks whose key is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from padless.packer.config import PackConfig
+from padless.packer.errors import InputError
+from padless.packer.output import SPLITS
+from padless.packer.sources import SourceFile
+from padless.packer.template import CLASSIC, load_template
+from padless.packer.tokenizer_files import TokenizerFiles
+from padless.runtime.format import (
+    MANIFEST,
+    Manifest,
+    SplitsManifest,
+    checksum_bytes,
+    checksum_file,
+    load_manifest,
+    read_manifest,
+)
+
+
+@dataclass
+class Identity:
+    """A build's configuration with its sources and its tokenizer."""
+
+    config: PackConfig
+    files: list[SourceFile]
+    tokenizer: TokenizerFiles
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the split folders; ("",) where the output is one."""
+        return SPLITS if self.config.eval_fraction or self.config.eval_sources else ("",)
+
+    @cached_property
+    def template(self) -> str | None:
+        """The chat template's text."""
+        if self.config.template == CLASSIC:
+            return None
+        return load_template(self.config.template, self.tokenizer.own_template())
+
+    @cached_property
+    def template_checksum(self) -> str | None:
+        if self.template is None:
+            return None
+        return "sha256:" + hashlib.sha256(self.template.encode("utf-8")).hexdigest()
+
+    @cached_property
+    def end_id(self) -> int | None:
+        """The token that closes a text."""
+        return self.special_id("eos", "eos_token")
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """What can change the bytes, as the manifest gives it back, but for what the data decide."""
+        found = self.config.recorded()
+        found["eval_files"] = sum(file.eval for file in self.files)
+        found["classic_prompts"] = self.config.template == CLASSIC
+        found["eos_id"] = self.end_id
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+
+    def special_id(self, option: str, name: str) -> int | None:
+        """The token that --bos or --eos asks for. InputError where the tokenizer has none of that name."""
+        value = getattr(self.config, option)
+        if value == "none":
+            return None
+        text = self.tokenizer.named_tokens().get(name) if value == "auto" else value
+        if text is None:
+            return None
+        found = self.tokenizer.token_id(text)
+        if found is None:
+            raise InputError(
+                f"--{option} {text!r} is no token of the tokenizer in {self.config.tokenizer}; give one that "
+                "is, or none"
+            )
+        return found
+
+    def key(self) -> str:
+        """Names everything that decides what a chunk becomes."""
+        facts: list[Any] = [self.options, self.tokenizer.fingerprint, self.template_checksum]
+        for file in self.files:
+            about = os.stat(file.path)
+            facts.append([file.name, file.eval, about.st_size, about.st_mtime_ns])
+        return checksum_bytes(repr(facts).encode("utf-8"))
+
+    def finished(self) -> tuple[Manifest | SplitsManifest, dict[str, Manifest]] | None:
+        """What an earlier run of this very build left, or None.
+
+        InputError where the folder holds another build's data and nobody said `force`.
+        """
+        output = self.config.output
+        if self.config.force or not os.path.exists(os.path.join(output, MANIFEST)):
+            return None
+        manifest = load_manifest(output)
+        if isinstance(manifest, SplitsManifest):
+            manifests = {name: read_manifest(os.path.join(output, name)) for name in manifest.names}
+        else:
+            manifests = {"": manifest}
+        differences = self._differences(next(iter(manifests.values())), tuple(manifests))
+        if differences:
+            raise InputError(
+                f"{output} holds a finished data set of another build ({'; '.join(differences[:4])}): give "
+                "another --output, or --force to replace it"
+            )
+        return manifest, manifests
+
+    def _differences(self, old: Manifest, splits: tuple[str, ...]) -> list[str]:
+        found: list[str] = []
+        if splits != self.splits:
+            before, now = (" and ".join(names).strip() or "one folder" for names in (splits, self.splits))
+            found.append(f"splits: {before}, now {now}")
+        for name in sorted(self.options):
+            if old.options.get(name) != self.options[name]:
+                found.append(f"{name} {old.options.get(name)!r}, now {self.options[name]!r}")
+        if old.tokenizer_fingerprint != self.tokenizer.fingerprint:
+            found.append("another tokenizer")
+        if old.chat_template_checksum != self.template_checksum:
+            found.append("another chat template")
+        if [source.path for source in old.sources] != [file.name for file in self.files]:
+            return [*found, f"{len(old.sources):,} source files, now {len(self.files):,} or others"]
+        for source, file in zip(old.sources, self.files, strict=True):
+            size = os.path.getsize(file.path)
+            if size != source.bytes or checksum_file(file.path) != source.checksum:
+                found.append(f"{file.name} has changed")
+        return found

@@ -1,0 +1,231 @@
+"""The first half of a build: all chunks of all sources tokenized into the store.
+
+Everything that does not need the tokenizer happens while it loads: the first chunks are read and rendered,
+the template's fast engine and the sample for the tokenizer's check are made ready.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from padless.packer.chunk import ChunkWork, Prepared, Task
+from padless.packer.encode import Encoder
+from padless.packer.errors import DiskFullError, InputError
+from padless.packer.formats import FORMATS, MIXED, detect
+from padless.packer.formats.examples import Chat, Columns, RecordError
+from padless.packer.identity import Identity
+from padless.packer.marks import choose_marks, leaves
+from padless.packer.pool import run_chunks
+from padless.packer.sources import BadRecord, Chunk, SourceFile, read_chunk, walk
+from padless.packer.template import ChatTemplate
+from padless.packer.token_store import ChunkStore, Entry
+from padless.packer.tokenizer_files import Loading
+
+SHADOW_BYTES = 48 * 2**20
+"""Rendered text that may be held while the tokenizer loads; inputs below that are done in threads."""
+
+
+class Tokenizing:
+    """`run` fills the store; afterwards the facts about how it went are there."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        store: ChunkStore,
+        workers: int,
+        report: Callable[[str, Mapping[str, float]], None],
+        done: Callable[[str], None],
+    ) -> None:
+        self.identity = identity
+        self.config = identity.config
+        self.files = identity.files
+        self.store = store
+        self.workers = workers
+        self.report = report
+        self.done = done
+        self.formats: dict[int, str] = {}
+        """Source -> the format of its records."""
+        self.backends: dict[str, str] = {}
+        self.vocab_size = self.largest_id = 0
+        self._size = sum(os.path.getsize(file.path) for file in self.files)
+        self._small = self._size < SHADOW_BYTES
+        self._taken = 0
+        self._problems: list[Entry] = []
+        self._counts = {"records": 0.0, "tokens": 0.0, "bytes": 0.0, "total_bytes": float(self._size)}
+
+    def run(self, loading: Loading) -> None:
+        """Tokenize what the store does not hold yet. InputError for a record that must not pass."""
+        work = self._work()
+        encoder, template = work.encoder, work.template
+        self.vocab_size, self.largest_id = encoder.vocab_size, encoder.largest_id
+        self.done("start")
+        for entry in self.store.entries.values():
+            self._count(entry)
+        tasks = self._tasks()
+        prepared = self._in_shadow(work, tasks, loading)
+        if self.config.bos != "auto":
+            begin = self.identity.special_id("bos", "bos_token")
+            work.begin_ids = () if begin is None else (begin,)
+        elif not self._only_chats(prepared):
+            work.begin_ids = encoder.begin_ids
+        if not self._small:
+            encoder.drop_vocabulary()
+            give_memory_back()
+        self.done("load")
+        try:
+            self._run_chunks(work, prepared, tasks)
+            if not encoder.was_right():
+                self.store.clear()
+                self._problems.clear()
+                self._taken = 0
+                self._run_chunks(work, deque(), self._tasks())
+        except DiskFullError:
+            self.store.cut_back()
+            raise
+        tokenizer = encoder.backend
+        if encoder.fast is None:
+            tokenizer += f" (fastokens: {encoder.why_not_fast})"
+        fast = template is not None and template.fast is not None
+        self.backends = {"tokenizer": tokenizer, "template": "minijinja" if fast else "jinja2"}
+        if self._problems:
+            raise self._problem(min(self._problems, key=lambda entry: entry.chunk))
+        if not self._small:
+            encoder.fast = None
+            loading.release()
+            give_memory_back()
+        self.done("tokenize")
+
+    def _work(self) -> ChunkWork:
+        encoder = Encoder(self.identity.tokenizer)
+        template = None
+        if self.identity.template is not None:
+            variables = {**self.identity.tokenizer.named_tokens(), **self.config.template_args}
+            name = self.config.template or "of the tokenizer"
+            template = ChatTemplate(self.identity.template, variables, name)
+        return ChunkWork(self.config, template, encoder, self.identity.end_id)
+
+    def _run_chunks(self, work: ChunkWork, prepared: deque[Prepared], tasks: Iterator[Task]) -> None:
+        def finished(entry: Entry) -> None:
+            if entry.problems:
+                self._problems.append(entry)
+            else:
+                self.store.commit(entry)
+            self._count(entry)
+            self.report("tokenize", self._counts)
+
+        run_chunks(work, prepared, tasks, self.workers, self.store, finished, threads=self._small)
+
+    def _count(self, entry: Entry) -> None:
+        self._counts["records"] += entry.records
+        self._counts["tokens"] += entry.tokens
+        self._counts["bytes"] += entry.size
+
+    def _tasks(self) -> Iterator[Task]:
+        """Chunks that are still to do, each with the format of its source."""
+        for chunk in walk(self.files, chunk_bytes=524288, text_by=self.config.text_by):
+            file = self.files[chunk.source]
+            if chunk.source not in self.formats:
+                self.formats[chunk.source] = self._format(chunk, file)
+            take = None
+            if self.config.limit is not None:
+                left = self.config.limit - self._taken
+                if left <= 0:
+                    continue  # the walk goes on for the checksums of the sources
+                take = min(left, len(read_chunk(chunk).rows))
+                self._taken += take
+            if chunk.index not in self.store.entries:
+                yield Task(chunk, self.formats[chunk.source], file.eval, take)
+
+    def _format(self, chunk: Chunk, file: SourceFile) -> str:
+        name = self.config.format
+        if name == "auto":
+            rows = [row for row in read_chunk(chunk).rows if type(row) is not BadRecord]
+            if not rows:
+                raise InputError(
+                    f"{file.name}: none of its first records can be read, so its format cannot be told; "
+                    "name it with --format"
+                )
+            name = detect(rows[0], Columns(self.config.columns), file.name)
+        if self.config.overflow == "split" and name not in ("text", "tokenized"):
+            raise InputError(
+                f"--overflow split is for text: a fragment of {file.name} ({name}) would begin in "
+                "mid-conversation; choose error, drop or truncate"
+            )
+        return name
+
+    def _in_shadow(self, work: ChunkWork, tasks: Iterator[Task], loading: Loading) -> deque[Prepared]:
+        """Render while the tokenizer loads; what was rendered."""
+        prepared: deque[Prepared] = deque()
+        first = next(tasks, None)
+        sample: list[str] = []
+        if first is not None:
+            self._warm_template(work, first)
+            prepared.append(work.prepare(first))
+            for batch in prepared[0].batches:
+                sample += batch.parts.texts
+        plain = not self.config.allow_special
+        chats = first is not None and any(batch.is_chat for batch in prepared[0].batches)
+        flags = [False, plain] if chats else [plain, False]
+        if len(self.files) == 1 or flags[0] == flags[1]:
+            flags = flags[:1]
+        work.encoder.ask_reference(loading, sample[:: max(1, len(sample) // 256)], flags)
+        size = sum(item.size for item in prepared)
+        more = first is not None
+        while more and size < SHADOW_BYTES and not loading.fast.done():
+            task = next(tasks, None)
+            if task is None:
+                more = False
+            else:
+                prepared.append(work.prepare(task))
+                size += prepared[-1].size
+        work.encoder.take_fast(loading)
+        if not self._small:  # long enough to wait for the proof
+            work.encoder.was_right()
+        return prepared
+
+    def _only_chats(self, prepared: deque[Prepared]) -> bool:
+        """Whether every record is a chat, which begins as its template says."""
+        chats = all(batch.is_chat for item in prepared for batch in item.batches)
+        return len(self.files) == 1 and chats and self.formats.get(0) not in MIXED
+
+    def _warm_template(self, work: ChunkWork, task: Task) -> None:
+        """Try the fast template engine on a sample of the first chunk."""
+        if work.template is None:
+            return
+        rows = [row for row in read_chunk(task.chunk).rows[:512] if type(row) is not BadRecord]
+        sample: list[Chat] = []
+        for row in rows[:: max(1, len(rows) // 64)]:
+            try:
+                example = FORMATS[task.format].convert(row, work.columns)
+            except RecordError:
+                continue
+            if isinstance(example, Chat):
+                sample.append(example)
+        texts = [work.template.fixed_text, *(leaf for chat in sample for leaf in leaves(chat))]
+        marks = choose_marks(texts)
+        if sample and marks is not None:
+            work.template.enable_fast(sample, marks)
+
+    def _problem(self, entry: Entry) -> InputError:
+        """The first record, in the order of the input, that the policies do not let pass."""
+        record, line, message = entry.problems[0]
+        before = [self.store.entries[n] for n in self.store.entries if n < entry.chunk]
+        row = record + sum(other.records for other in before if other.source == entry.source)
+        where = f"{self.files[entry.source].name}, record {row:,}"
+        if line is not None:
+            where += f" (line {line:,})"
+        more = len(entry.problems) - 1
+        also = f" ({more} more like it close by)" if more else ""
+        hint = "" if "--overflow" in message else "; --on-bad-record drop leaves such records out"
+        return InputError(f"{where}: {message}{hint}{also}")
+
+
+def give_memory_back() -> None:
+    """Hand freed pages to the system: before workers inherit them, and before shards are written."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # not glibc
+        return

@@ -1,0 +1,570 @@
+"""A user's mistake ends in one clear line, exit code 2, and nothing that looks like a data set."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from building import (
+    DEMO,
+    TOKENIZER,
+    Run,
+    build,
+    build_arguments,
+    built,
+    demo_rows,
+    files_of,
+    pack,
+    run_script,
+    workers_in,
+    write_lines,
+    write_many,
+)
+
+from padless.packer import PackConfig, pack_dataset
+from padless.packer.errors import InputError
+
+
+def assert_refused(run: Run, *said: str) -> None:
+    """Exit code 2 and one line on stderr that says all of it."""
+    assert run.code == 2, (run.out, run.err)
+    assert run.out == ""
+    assert "Traceback" not in run.err
+    assert run.err.startswith("error: ")
+    assert run.err.count("\n") == 1, run.err
+    for words in said:
+        assert words in run.err, (words, run.err)
+
+
+Case = Callable[[Path], tuple[list[object], list[str]]]
+CASES: dict[str, Case] = {}
+
+
+def case(make: Case) -> Case:
+    """Enter a case: from a folder to the build's source and options, and what must be said."""
+    CASES[make.__name__.replace("_", " ")] = make
+    return make
+
+
+# -- sources -------------------------------------------------------------------------------------------
+
+
+@case
+def no_such_file(folder: Path) -> tuple[list[object], list[str]]:
+    shutil.copy(DEMO, folder / "data.jsonl")
+    return [folder / "dta.jsonl"], ["dta.jsonl", "no file", "near it", "data.jsonl"]
+
+
+@case
+def an_empty_file(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "data.jsonl").touch()
+    return [folder / "data.jsonl"], ["data.jsonl", "empty (0 bytes)"]
+
+
+@case
+def a_file_of_blank_lines(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "data.jsonl").write_text("\n\n\n")
+    return [folder / "data.jsonl"], ["data.jsonl", "no records"]
+
+
+@case
+def an_empty_folder(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "data").mkdir()
+    return [folder / "data"], ["data", "no file to read", ".jsonl"]
+
+
+@case
+def a_file_of_unknown_kind(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "data.xyz").write_text("a")
+    return [folder / "data.xyz"], ["data.xyz", "extension", ".jsonl"]
+
+
+@case
+def a_malformed_line(folder: Path) -> tuple[list[object], list[str]]:
+    lines = [json.dumps(row) for row in demo_rows()[:9]]
+    lines[6] = '{"instruction": "never clo'
+    (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
+    return [folder / "data.jsonl"], ["data.jsonl", "line 7", "--on-bad-record drop"]
+
+
+@case
+def a_malformed_array(folder: Path) -> tuple[list[object], list[str]]:
+    text = json.dumps(demo_rows()[:9], indent=1)
+    (folder / "data.json").write_text(text[: len(text) // 2])
+    return [folder / "data.json"], ["data.json", f"line {text[: len(text) // 2].count(chr(10)) + 1}"]
+
+
+@case
+def a_malformed_record_in_an_array(folder: Path) -> tuple[list[object], list[str]]:
+    rows = [json.dumps(row) for row in demo_rows()[:9]]
+    rows[4] = '{"instruction": "x", "output": nope}'
+    (folder / "data.json").write_text("[\n" + ",\n".join(rows) + "\n]\n")
+    return [folder / "data.json"], ["data.json", "line 6"]
+
+
+@case
+def a_missing_column(folder: Path) -> tuple[list[object], list[str]]:
+    write_lines(folder / "data.jsonl", [{"instruction": "a", "reply": "b"}])
+    said = ["data.jsonl", "line 1", "output", "instruction, reply"]
+    return [folder / "data.jsonl", "--format", "alpaca"], said
+
+
+@case
+def a_column_named_that_is_not_there(folder: Path) -> tuple[list[object], list[str]]:
+    write_lines(folder / "data.jsonl", [{"instruction": "a", "output": "b"}])
+    options = ["--format", "text", "--column", "text=body"]
+    return [folder / "data.jsonl", *options], ["body", "instruction, output"]
+
+
+@case
+def columns_of_no_known_format(folder: Path) -> tuple[list[object], list[str]]:
+    write_lines(folder / "data.jsonl", [{"left": "a", "right": "b"}])
+    return [folder / "data.jsonl"], ["data.jsonl", "left, right", "--format", "--column"]
+
+
+@case
+def a_field_of_another_type(folder: Path) -> tuple[list[object], list[str]]:
+    write_lines(folder / "data.jsonl", [*demo_rows()[:4], {"instruction": 7, "output": "b"}])
+    return [folder / "data.jsonl"], ["line 5", "instruction must be text, got int"]
+
+
+@case
+def a_record_that_is_too_long(folder: Path) -> tuple[list[object], list[str]]:
+    rows = [{"instruction": "a", "output": "b"}, {"instruction": "a", "output": "word " * 99}]
+    write_lines(folder / "data.jsonl", rows)
+    said = ["line 2", "tokens", "max_length is 64", "--max-length", "--overflow"]
+    return [folder / "data.jsonl", "--max-length", 64], said
+
+
+@case
+def nothing_but_faults(folder: Path) -> tuple[list[object], list[str]]:
+    write_lines(folder / "data.jsonl", [{"text": ""}, {"text": ""}])
+    return [folder / "data.jsonl"], ["nothing to pack", "2 records", "2 empty"]
+
+
+@case
+def all_too_long(folder: Path) -> tuple[list[object], list[str]]:
+    options = ["--max-length", 2, "--overflow", "drop"]
+    return [DEMO, *options], ["nothing to pack", "400 records", "too-long"]
+
+
+@case
+def too_many_faults(folder: Path) -> tuple[list[object], list[str]]:
+    write_lines(folder / "data.jsonl", [*demo_rows()[:9], {"instruction": 1, "output": ""}])
+    said = ["1 of 10 records", "10.0%", "malformed", "max_drop_share 5.0%", "--max-drop-share"]
+    return [folder / "data.jsonl", "--on-bad-record", "drop"], said
+
+
+@case
+def an_empty_eval_split(folder: Path) -> tuple[list[object], list[str]]:
+    write_lines(folder / "data.jsonl", demo_rows()[:3])
+    return [folder / "data.jsonl", "--eval-fraction", 0.0001], ["validation", "empty", "--eval-fraction"]
+
+
+@case
+def one_file_for_both_splits(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--eval-source", DEMO], ["given twice"]
+
+
+# -- options -------------------------------------------------------------------------------------------
+
+
+@case
+def no_length(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--max-length", 0], ["max_length", "at least 1", "got 0"]
+
+
+@case
+def an_unknown_strategy(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--strategy", "best"], ["strategy", "'best'", "bfd", "none"]
+
+
+@case
+def an_unknown_format(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--format", "chat"], ["format", "'chat'", "auto", "messages"]
+
+
+@case
+def an_unknown_template(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--template", "chatlm"], ["'chatlm'", "chatml", "file"]
+
+
+@case
+def an_unknown_end_token(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--eos", "<end>"], ["--eos", "'<end>'", "no token"]
+
+
+@case
+def an_eval_share_above_one(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--eval-fraction", 1.5], ["eval_fraction", "between 0 and 1", "1.5"]
+
+
+@case
+def all_for_evaluation(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--eval-fraction", 1], ["eval_fraction", "less than 1"]
+
+
+@case
+def no_worker(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--workers", 0], ["workers", "at least 1", "got 0"]
+
+
+@case
+def a_bad_regular_expression(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "a.txt").write_text("a")
+    return [folder / "a.txt", "--text-by", "(a"], ["(a"]
+
+
+@case
+def a_pair_without_equals(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--column", "text"], ["--column", "ROLE=NAME", "'text'"]
+
+
+@case
+def fragments_of_a_chat(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--overflow", "split"], ["--overflow split", "alpaca", "truncate"]
+
+
+@case
+def malformed_YAML(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "c.yaml").write_text("seed: [1\n")
+    return [DEMO, "--config", folder / "c.yaml"], ["c.yaml", "not valid YAML"]
+
+
+@case
+def YAML_of_another_shape(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "c.yaml").write_text("- seed\n")
+    return [DEMO, "--config", folder / "c.yaml"], ["c.yaml", "mapping"]
+
+
+@case
+def an_unknown_name_in_YAML(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "c.yaml").write_text("max_len: 5\n")
+    return [DEMO, "--config", folder / "c.yaml"], ["c.yaml", "'max_len'", "max_length"]
+
+
+@case
+def a_wrong_type_in_YAML(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "c.yaml").write_text("seed: many\n")
+    return [DEMO, "--config", folder / "c.yaml"], ["seed", "'many'"]
+
+
+@case
+def a_wrong_type_of_a_word_in_YAML(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "c.yaml").write_text("system: 5\n")
+    return [DEMO, "--config", folder / "c.yaml"], ["system", "5"]
+
+
+@case
+def a_wrong_type_of_a_switch_in_YAML(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "c.yaml").write_text("allow_special: please\n")
+    return [DEMO, "--config", folder / "c.yaml"], ["allow_special", "'please'"]
+
+
+@case
+def no_such_YAML(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--config", folder / "c.yaml"], ["c.yaml", "No such file"]
+
+
+# -- tokenizer and template ----------------------------------------------------------------------------
+
+
+@case
+def no_tokenizer_folder(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--tokenizer", folder / "tok"], ["tok", "tokenizer.json"]
+
+
+@case
+def a_tokenizer_folder_without_its_file(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "tok").mkdir()
+    return [DEMO, "--tokenizer", folder / "tok"], ["tok", "no tokenizer.json", "save_pretrained"]
+
+
+@case
+def a_tokenizer_that_is_no_JSON(folder: Path) -> tuple[list[object], list[str]]:
+    shutil.copytree(TOKENIZER, folder / "tok")
+    (folder / "tok" / "tokenizer.json").write_text('{"model": {')
+    return [DEMO, "--tokenizer", folder / "tok"], ["tok", "cannot be read"]
+
+
+@case
+def a_tokenizer_of_another_shape(folder: Path) -> tuple[list[object], list[str]]:
+    shutil.copytree(TOKENIZER, folder / "tok")
+    (folder / "tok" / "tokenizer.json").write_text("[]")
+    return [DEMO, "--tokenizer", folder / "tok"], ["tok", "cannot be read"]
+
+
+@case
+def a_tokenizer_without_a_known_model(folder: Path) -> tuple[list[object], list[str]]:
+    shutil.copytree(TOKENIZER, folder / "tok")
+    (folder / "tok" / "tokenizer.json").write_text('{"model": {"type": "Magic", "vocab": {}}}')
+    return [DEMO, "--tokenizer", folder / "tok"], ["tok"]
+
+
+def tokenizer_without_template(folder: Path) -> Path:
+    shutil.copytree(TOKENIZER, folder / "tok")
+    path = folder / "tok" / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    del config["chat_template"]
+    path.write_text(json.dumps(config))
+    return folder / "tok"
+
+
+def chats(folder: Path) -> Path:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    return write_lines(folder / "chats.jsonl", [{"messages": turns}] * 3)
+
+
+@case
+def a_chat_without_a_template(folder: Path) -> tuple[list[object], list[str]]:
+    options = ["--tokenizer", tokenizer_without_template(folder)]
+    return [chats(folder), *options], ["no chat template", "--template"]
+
+
+@case
+def a_template_with_a_syntax_error(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "t.jinja").write_text("{% for m in messages %}\n{{ m. }}\n{% endfor %}")
+    return [chats(folder), "--template", folder / "t.jinja"], ["t.jinja", "line 2"]
+
+
+@case
+def a_template_that_marks_nothing(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return [chats(folder), "--template", folder / "t.jinja"], ["t.jinja", "generation", "--train-on all"]
+
+
+@case
+def a_template_that_refuses_a_record(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "t.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    good = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    bad = [*good, {"role": "tool", "content": "c"}]
+    source = write_lines(folder / "data.jsonl", [{"messages": good}, {"messages": bad}])
+    said = ["data.jsonl", "line 2", "no tools here", "--on-bad-record drop"]
+    return [source, "--template", folder / "t.jinja"], said
+
+
+@case
+def a_template_that_asks_for_the_date(folder: Path) -> tuple[list[object], list[str]]:
+    (folder / "t.jinja").write_text(
+        "{{ strftime_now('%d %b') }}{% for m in messages %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    return [chats(folder), "--template", folder / "t.jinja"], ["date", "--template-arg"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_told_in_one_line_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    arguments, said = CASES[name](tmp_path / "in")
+    before = files_of(tmp_path)
+    source, *options = arguments
+    assert_refused(build(source, tmp_path / "out", *options), *said)
+    assert not (tmp_path / "out").exists()
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["a malformed line", "a record that is too long", "nothing but faults"])
+def test_an_empty_folder_that_was_there_stays_and_stays_empty(name: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    source, *options = CASES[name](tmp_path / "in")[0]
+    assert_refused(build(source, tmp_path / "out", *options))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a malformed line", "a record that is too long", "nothing but faults"])
+def test_a_data_set_that_was_there_survives_a_failed_replacement(name: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    built(DEMO, tmp_path / "out")
+    before = files_of(tmp_path / "out")
+    source, *options = CASES[name](tmp_path / "in")[0]
+    assert_refused(build(source, tmp_path / "out", *options, "--force"))
+    assert files_of(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("way", ["threads", "processes"])
+def test_the_first_bad_record_of_many_chunks_is_named_whichever_worker_meets_it(
+    way: str, tmp_path: Path
+) -> None:
+    lines = write_many(tmp_path / "data.jsonl").read_text().splitlines()
+    lines[2400] = lines[5000] = lines[9000] = "{"
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    with workers_in(way):
+        assert_refused(build(tmp_path / "data.jsonl", tmp_path / "out", "--workers", 3), "line 2,401")
+    assert not (tmp_path / "out").exists()
+
+
+def test_line_numbers_of_later_files_are_their_own(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", demo_rows()[:50])
+    write_lines(tmp_path / "in" / "b.jsonl", [*demo_rows()[50:60], {"instruction": 1, "output": ""}])
+    run = build(tmp_path / "in", tmp_path / "out")
+    assert_refused(run, "b.jsonl", "record 10", "line 11")
+
+
+@pytest.mark.shared
+def test_a_tokenizer_without_a_template_packs_no_chats(shared: Path, tmp_path: Path) -> None:
+    run = build(chats(tmp_path), tmp_path / "out", "--tokenizer", shared / "tokenizers" / "gpt2")
+    assert_refused(run, "gpt2", "no chat template", "--template")
+    assert not (tmp_path / "out").exists()
+
+
+# -- outputs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "force"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["thesis.txt"],
+        ["manifest.json"],
+        ["manifest.json", "README.md"],
+        [".work/notes.txt"],
+        ["train/thesis.txt"],
+        ["state.json"],
+    ],
+    ids=" ".join,
+)
+def test_a_folder_of_something_else_is_refused_even_by_force(
+    tmp_path: Path, names: list[str], force: tuple[str, ...]
+) -> None:
+    for name in names:
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text('{"name": "an app", "icons": []}')
+    before = files_of(tmp_path / "out")
+    run = build(DEMO, tmp_path / "out", *force)
+    assert_refused(run, "out", "did not write", "another folder")
+    assert files_of(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "thesis.txt",
+        "tokenizer/thesis.txt",
+        ".work/thesis.txt",
+        ".thesis.tmp",
+        "more/thesis.txt",
+        "shard-1.arrow",
+    ],
+)
+def test_something_of_the_users_in_a_packed_folder_is_never_swept_away(tmp_path: Path, name: str) -> None:
+    built(DEMO, tmp_path / "out")
+    (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "out" / name).write_text("years of work")
+    run = build(DEMO, tmp_path / "out", "--seed", 5, "--force")
+    assert_refused(run, name.split("/")[0], "did not write")
+    assert (tmp_path / "out" / name).read_text() == "years of work"
+    assert pack("verify", tmp_path / "out").code == 0
+
+
+def test_notes_and_reports_beside_the_data_stay(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "out")
+    (tmp_path / "out" / "README.md").write_text("about the data")
+    built(DEMO, tmp_path / "out", "--seed", 5, "--force")
+    assert (tmp_path / "out" / "README.md").read_text() == "about the data"
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    assert_refused(build(DEMO, tmp_path / "out"), "out is a file", "give a folder")
+    assert_refused(build(DEMO, tmp_path / "out", "--force"), "out is a file", "give a folder")
+    assert_refused(build(DEMO, tmp_path / "out" / "below"), "out")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_an_output_that_is_a_broken_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    assert_refused(build(DEMO, tmp_path / "out"), "out")
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which nothing can be written."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    if os.geteuid():
+        folder.chmod(0o555)
+        yield folder
+        folder.chmod(0o755)
+        return
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("root may write everywhere, and no read-only file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_place_that_cannot_be_written_is_named(read_only: Path) -> None:
+    run = build(DEMO, read_only / "out")
+    assert_refused(run, str(read_only / "out"))
+    assert list(read_only.iterdir()) == []
+
+
+# -- the script and Python -----------------------------------------------------------------------------
+
+
+def test_the_script_refuses_as_the_commands_do(tmp_path: Path) -> None:
+    run = run_script(*build_arguments(tmp_path / "none.jsonl", tmp_path / "out"))
+    assert_refused(run, "none.jsonl")
+    run = run_script(*build_arguments(DEMO, tmp_path / "out", "--tokenizer", tmp_path / "tok"))
+    assert_refused(run, "no tokenizer folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["build"], ["missing", "sources", "--tokenizer", "--max-length", "--output"]),
+        (["build", DEMO, "--output", "x"], ["missing", "--tokenizer", "--max-length"]),
+    ],
+    ids=["nothing", "half"],
+)
+def test_missing_options_are_named_together(arguments: list[object], said: list[str]) -> None:
+    assert_refused(pack(*arguments), *said, "--help")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["build", "--no-such-option"],
+        ["build", DEMO, "--max-length", "long"],
+        ["nonsense"],
+        ["report"],
+        ["inspect", "a", "b"],
+        ["verify"],
+    ],
+    ids=lambda words: " ".join(str(word) for word in words if word != DEMO),
+)
+def test_wrong_use_is_exit_code_2(arguments: list[object]) -> None:
+    run = pack(*arguments)
+    assert run.code == 2
+    assert run.out == ""
+    assert "Usage" in run.err and "Traceback" not in run.err
+
+
+@pytest.mark.parametrize("command", ["report", "inspect", "verify"])
+def test_a_folder_that_was_never_packed_is_refused(command: str, tmp_path: Path) -> None:
+    assert_refused(pack(command, tmp_path), str(tmp_path))
+    assert_refused(pack(command, tmp_path / "none"), "none")
+
+
+def test_python_raises_what_the_command_line_prints(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"max_length must be at least 1 tokens, got 0"):
+        PackConfig(sources=(str(DEMO),), tokenizer="t", max_length=0, output="o")
+    with pytest.raises(InputError, match="sources must be a sequence"):
+        PackConfig(sources=str(DEMO), tokenizer="t", max_length=8, output="o")  # type: ignore[arg-type]
+    config = PackConfig(
+        sources=(str(DEMO),), tokenizer=str(TOKENIZER), max_length=8, output=str(tmp_path / "o")
+    )
+    with pytest.raises(InputError, match="max_length is 8"):
+        pack_dataset(config)
+    assert not (tmp_path / "o").exists()

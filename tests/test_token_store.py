@@ -1,0 +1,237 @@
+"""The token store keeps only what its journal vouches for, and its lock goes with its process."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from padless.packer import token_store
+from padless.packer.chunk import ChunkResult
+from padless.packer.errors import DiskFullError, InputError
+from padless.packer.lines import LINE, Problem
+from padless.packer.token_store import ChunkStore, Entry, Reserved, WorkFolder
+
+
+def ends(store: ChunkStore) -> Reserved:
+    context = multiprocessing.get_context()
+    return Reserved((context.Value("q", store.used[0]), context.Value("q", store.used[1])))
+
+
+def result(*lengths: int, first: int = 0) -> ChunkResult:
+    """Sequence k is k, k, k, ..."""
+    lines = np.zeros(len(lengths), dtype=LINE)
+    lines["length"] = lengths
+    values = np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths)
+    return ChunkResult(lines, values, len(lengths), [], 0)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a build that finished two of its chunks."""
+    store = ChunkStore(str(tmp_path), "key")
+    reserved = ends(store)
+    for index in (1, 0):
+        store.commit(store.write(index, 0, 10, result(3, 2, first=10 * index), reserved))
+    store.write(2, 0, 10, result(4), reserved)  # not committed
+    store.close()
+    yield tmp_path
+
+
+def tokens_of(store: ChunkStore, entry: Entry) -> list[int]:
+    mapped = store.map_tokens()
+    assert mapped is not None
+    found = np.frombuffer(mapped, dtype="<i4")[entry.tokens_at : entry.tokens_at + entry.tokens].tolist()
+    return list(found)
+
+
+def test_finished_chunks_are_taken_up_and_others_are_not(stopped: Path) -> None:
+    store = ChunkStore(str(stopped), "key")
+    assert sorted(store.entries) == [0, 1]
+    for index, entry in store.entries.items():
+        first = 10 * index
+        assert tokens_of(store, entry) == [first] * 3 + [first + 1] * 2
+        assert store.lines_of(entry)["length"].tolist() == [3, 2]
+    store.close()
+
+
+def test_new_chunks_go_behind_those_that_were_finished(stopped: Path) -> None:
+    store = ChunkStore(str(stopped), "key")
+    store.commit(store.write(2, 0, 10, result(6, first=77), ends(store)))
+    assert [tokens_of(store, store.entries[index])[0] for index in (0, 1, 2)] == [0, 10, 77]
+    store.close()
+    again = ChunkStore(str(stopped), "key")
+    assert sorted(again.entries) == [0, 1, 2]
+    again.close()
+
+
+def test_another_key_starts_afresh(stopped: Path) -> None:
+    store = ChunkStore(str(stopped), "other")
+    assert store.entries == {} and store.used == (0, 0)
+    store.close()
+    again = ChunkStore(str(stopped), "key")
+    assert again.entries == {}
+    again.close()
+
+
+def test_a_line_of_the_journal_that_was_cut_off_is_no_chunk(stopped: Path) -> None:
+    journal = stopped / "journal.jsonl"
+    text = journal.read_text()
+    journal.write_text(text[:-9])
+    store = ChunkStore(str(stopped), "key")
+    assert list(store.entries) == [1]
+    store.commit(store.write(0, 0, 10, result(1), ends(store)))
+    store.close()
+    again = ChunkStore(str(stopped), "key")
+    assert sorted(again.entries) == [0, 1]
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "lines.bin"])
+def test_a_chunk_whose_bytes_changed_is_no_chunk(stopped: Path, name: str) -> None:
+    data = bytearray((stopped / name).read_bytes())
+    data[0] ^= 1  # chunk 1 was written first
+    (stopped / name).write_bytes(bytes(data))
+    store = ChunkStore(str(stopped), "key")
+    assert list(store.entries) == [0]
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "lines.bin", "journal.jsonl"])
+def test_a_missing_or_empty_file_starts_afresh(stopped: Path, name: str) -> None:
+    (stopped / name).write_bytes(b"")
+    store = ChunkStore(str(stopped), "key")
+    assert store.entries == {}
+    store.close()
+    (stopped / name).unlink()
+    store = ChunkStore(str(stopped), "key")
+    assert store.entries == {}
+    store.close()
+
+
+def test_a_journal_of_something_else_starts_afresh(stopped: Path) -> None:
+    (stopped / "journal.jsonl").write_text("not JSON\n{}\n")
+    store = ChunkStore(str(stopped), "key")
+    assert store.entries == {}
+    store.close()
+
+
+def test_a_chunk_with_problems_is_never_entered(tmp_path: Path) -> None:
+    store = ChunkStore(str(tmp_path), "key")
+    bad = result(1)._replace(problems=[Problem(0, 1, "it is bad")])
+    store.commit(store.write(0, 0, 10, bad, ends(store)))
+    store.close()
+    again = ChunkStore(str(tmp_path), "key")
+    assert again.entries == {}
+    again.close()
+
+
+def test_ranges_never_overlap(tmp_path: Path) -> None:
+    store = ChunkStore(str(tmp_path), "key")
+    reserved = ends(store)
+    entries = [store.write(n, 0, 1, result(*range(1, n + 2)), reserved) for n in range(6)]
+    places = [place for e in entries for place in range(e.tokens_at, e.tokens_at + e.tokens)]
+    assert sorted(places) == list(range(len(places)))
+    store.close()
+
+
+def test_an_empty_chunk_is_a_chunk(tmp_path: Path) -> None:
+    store = ChunkStore(str(tmp_path), "key")
+    store.commit(store.write(0, 0, 10, result(), ends(store)))
+    assert store.map_tokens() is None
+    assert len(store.lines_of(store.entries[0])) == 0
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_the_path_and_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = ChunkStore(str(tmp_path), "key")
+    store.commit(store.write(0, 0, 10, result(3), ends(store)))
+    pwrite = os.pwrite
+
+    def full(descriptor: int, data: Any, at: int) -> int:
+        if len(data) > 100:
+            return pwrite(descriptor, data[:100], at)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskFullError, match=r"tokens\.bin could not be written \(100 bytes missing\)"):
+        store.write(1, 0, 10, result(50), ends(store))
+    monkeypatch.undo()
+    store.cut_back()
+    assert (tmp_path / "tokens.bin").stat().st_size == 3 * 4
+    assert (tmp_path / "lines.bin").stat().st_size == LINE.itemsize
+    assert tokens_of(store, store.entries[0]) == [0, 0, 0]
+    store.close()
+
+
+def test_other_failures_of_a_write_stay_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(descriptor: int, data: Any, at: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = ChunkStore(str(tmp_path), "key")
+    monkeypatch.setattr(os, "pwrite", broken)
+    with pytest.raises(OSError) as raised:
+        store.write(0, 0, 10, result(5), ends(store))
+    assert raised.value.errno == errno.EIO and not isinstance(raised.value, DiskFullError)
+    store.close()
+
+
+# -- the lock ------------------------------------------------------------------------------------------
+
+
+def test_one_build_at_a_time(tmp_path: Path) -> None:
+    first = WorkFolder(str(tmp_path))
+    with pytest.raises(InputError, match="another build is writing into"):
+        WorkFolder(str(tmp_path))
+    first.release()
+    assert (tmp_path / ".work").is_dir()
+    WorkFolder(str(tmp_path)).remove()
+    assert not (tmp_path / ".work").exists()
+    WorkFolder(str(tmp_path)).remove()
+
+
+@pytest.mark.parametrize("content", ["", "1", "999999999", "nonsense"])
+def test_a_lock_file_that_nobody_holds_blocks_nobody(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".work").mkdir()
+    (tmp_path / ".work" / "lock").write_text(content)
+    WorkFolder(str(tmp_path)).remove()
+
+
+def _take_and_leave_to_a_child(output: str, seconds: float) -> None:
+    WorkFolder(output)
+    if os.fork() == 0:
+        time.sleep(seconds)
+    os._exit(0)
+
+
+def test_the_workers_of_a_dead_build_are_waited_for(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(
+        target=_take_and_leave_to_a_child, args=(str(tmp_path), 0.3)
+    )
+    process.start()
+    process.join()
+    WorkFolder(str(tmp_path)).remove()
+    assert not (tmp_path / ".work").exists()
+
+
+def test_they_are_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_store, "DYING", 0.05)
+    process = multiprocessing.get_context("fork").Process(
+        target=_take_and_leave_to_a_child, args=(str(tmp_path), 1.0)
+    )
+    process.start()
+    process.join()
+    with pytest.raises(InputError, match="another build is writing into"):
+        WorkFolder(str(tmp_path))

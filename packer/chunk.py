@@ -151,10 +151,11 @@ class ChunkWork:
     def _render(self, found: Prepared, examples: list[tuple[int, Example]]) -> None:
         chats: list[tuple[int, Chat]] = []
         plain: list[tuple[int, Pair | Text]] = []
+        system = self.config.system is not None
         for record, example in examples:
             if isinstance(example, Chat):
-                chats.append((record, self._with_system(example)))
-                if _has_empty_reply(example):
+                chats.append((record, self._with_system(example) if system else example))
+                if not example.messages[-1].get("content") and _has_empty_reply(example):
                     found.empty_replies.append(record)
                 if example.first_trained and self.config.train_on in ("auto", "completion"):
                     found.first_trained[record] = sum(

@@ -38,8 +38,10 @@ def _start_loading(arguments: list[str]) -> None:
         if folder and os.path.isdir(folder):
             from padless.packer.tokenizer_files import start_loading
 
-            # Its parsed files first: from then on the load runs without the GIL.
-            start_loading(folder).files.exception()
+            loading = start_loading(folder)
+            loading.begun.wait()  # from here on the load runs without the GIL
+            if os.path.isfile(os.path.join(folder, "tokenizer.json")):
+                _ = loading.reference  # a process, so the sooner the better
             return
 
 

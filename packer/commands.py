@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from typer import Argument, Option
 
 from padless.packer.config import PackConfig
@@ -16,6 +15,9 @@ from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS
 from padless.packer.strategies import STRATEGIES
 from padless.runtime.format import PadlessError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     name="pack-dataset",
@@ -34,19 +36,16 @@ Split = Annotated[str | None, Option(help="The split to take, in a folder of spl
 
 def run() -> int:
     """Run the command line; its exit code. Every mistake of a user ends in one line, never a traceback."""
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         found: Any = app(standalone_mode=False)
     except PadlessError as error:
-        errors.print("error:", style="bold red", end=" ")
-        errors.print(str(error), markup=False)
+        _tell_error(str(error))
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        _tell_interrupted(errors)
+        _tell_interrupted()
         return INTERRUPTED
     except OSError as error:
-        errors.print("error:", style="bold red", end=" ")
-        errors.print(f"{error.filename or ''} {error.strerror or error}".strip(), markup=False)
+        _tell_error(f"{error.filename or ''} {error.strerror or error}".strip())
         return 2
     except typer.Exit as done:
         return done.exit_code
@@ -58,12 +57,32 @@ def run() -> int:
         return int(getattr(error, "exit_code", 2))
     code = found if isinstance(found, int) else 0
     if code == INTERRUPTED:  # what typer makes of Ctrl-C
-        _tell_interrupted(errors)
+        _tell_interrupted()
     return code
 
 
-def _tell_interrupted(errors: Console) -> None:
-    errors.print("interrupted; the same command goes on where it stopped", markup=False)
+def _console(*, stderr: bool = False) -> Console:
+    # Here and not above: a quiet build needs no rich, and a small one is as fast as its imports.
+    from rich.console import Console
+
+    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+
+
+def _wrapping() -> Console:
+    """A console that breaks lines at the terminal's width."""
+    from rich.console import Console
+
+    return Console()
+
+
+def _tell_error(message: str) -> None:
+    errors = _console(stderr=True)
+    errors.print("error:", style="bold red", end=" ")
+    errors.print(message, markup=False)
+
+
+def _tell_interrupted() -> None:
+    print("interrupted; the same command goes on where it stopped", file=sys.stderr)
 
 
 @app.command()
@@ -184,15 +203,14 @@ def build(
     if missing:
         flags = ", ".join(name if name == "sources" else f"--{name.replace('_', '-')}" for name in missing)
         raise InputError(f"missing: {flags}; see pack-dataset build --help")
-    errors = Console(stderr=True, soft_wrap=True)
-    with progress(errors, show=not quiet and errors.is_terminal) as report:
+    with progress(_console if not quiet and sys.stderr.isatty() else None) as report:
         result = run_build(PackConfig(**given, progress=report))
     if profile:
-        print_profile(result, errors)
+        print_profile(result, _console(stderr=True))
     if as_json:
         _print_json(build_json(result))
     elif not quiet:
-        print_summary(result, Console(soft_wrap=True))
+        print_summary(result, _console())
 
 
 @app.command()
@@ -208,7 +226,7 @@ def report(
     if as_json:
         _print_json(found)
     else:
-        print_report(found, Console())
+        print_report(found, _wrapping())
 
 
 @app.command()
@@ -225,7 +243,7 @@ def inspect(
     if as_json:
         _print_json(found)
     else:
-        print_pack(found, Console())
+        print_pack(found, _wrapping())
 
 
 @app.command()
@@ -241,7 +259,7 @@ def verify(
     if as_json:
         _print_json(found.to_json())
     else:
-        console = Console(soft_wrap=True, highlight=False)
+        console = _console()
         for check in found.checks:
             console.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "bold red", end=" ")
             console.print(f"{check.name}: {check.detail}" if check.detail else check.name, markup=False)
@@ -258,7 +276,7 @@ def demo(
     """The whole way on a small data set and tokenizer that ship with padless; no network."""
     from padless.packer.demo import run_demo
 
-    run_demo(output, Console())
+    run_demo(output, _wrapping())
 
 
 FIELD_OF_OPTION = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
 from padless.packer.tables import Places, SplitLines, gather_of, write_table
@@ -22,6 +22,7 @@ from padless.runtime.format import (
     Manifest,
     ShardInfo,
     SourceInfo,
+    TableInfo,
     shard_columns,
 )
 
@@ -76,30 +77,43 @@ def write_shards(
             raise
 
 
+class Beside(NamedTuple):
+    """The files that can be written before or beside the shards."""
+
+    tables: tuple[TableInfo, ...]
+    tokenizer_files: tuple[FileInfo, ...]
+
+
+def write_beside(
+    folder: str, split: int, splits: int, store: ChunkStore, plan: PackPlan, lines: SplitLines, facts: Facts
+) -> Beside:
+    """The sequence table and the tokenizer of one split (number `split` of `splits`)."""
+    os.makedirs(folder, exist_ok=True)
+    places = Places(plan, lines.lengths)
+    tables = write_table(folder, store, split, splits, lines.lines, places)
+    _ = facts.tokenizer.fingerprint  # worked out here, beside the shards
+    return Beside(tables, _write_tokenizer(folder, facts))
+
+
 def write_rest(
     folder: str,
-    split: int,
-    splits: int,
     name: str,
-    store: ChunkStore,
     plan: PackPlan,
     lines: SplitLines,
     layout: Layout,
     shards: tuple[ShardInfo, ...],
+    beside: Beside,
     facts: Facts,
 ) -> Manifest:
-    """Everything beside the shards, the manifest last."""
-    places = Places(plan, lines.lengths)
-    tables = write_table(folder, store, split, splits, lines.lines, places)
-    tokenizer_files = _write_tokenizer(folder, facts)
+    """What makes the split a data set: the manifest last."""
     hashed = plan_hash(plan, lines.lengths, facts.max_length)
     columns = shard_columns(layout.id_type, labels=layout.labels)
     write_bytes(folder, "dataset_info.json", _json(_dataset_info(columns)))
     write_bytes(folder, "state.json", _json(_state(shards, hashed, name)))
     manifest = Manifest(
         shards=shards,
-        sequence_tables=tables,
-        tokenizer_files=tokenizer_files,
+        sequence_tables=beside.tables,
+        tokenizer_files=beside.tokenizer_files,
         tokenizer_fingerprint=facts.tokenizer.fingerprint,
         vocab_size=facts.vocab_size,
         largest_id=facts.largest_id,

@@ -120,7 +120,7 @@ class Encoder:
             (plain, [*(() if number else sample), *hard_strings(self.files.special_contents)])
             for number, plain in enumerate(plains)
         ]
-        self._process = loading.reference.result()
+        self._process = loading.reference
         self._process.ask(self._groups)
 
     def take_fast(self, loading: Loading) -> None:

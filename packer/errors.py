@@ -11,3 +11,7 @@ class InputError(PadlessError, ValueError):
 
 class DiskFullError(PadlessError, OSError):
     """A write failed for want of space; what was finished before it is kept for the next try."""
+
+
+class WorkerLostError(PadlessError, RuntimeError):
+    """A worker process ended without a word; what was finished is kept for the next try."""

@@ -87,7 +87,8 @@ class Identity:
 
     def key(self) -> str:
         """Names everything that decides what a chunk becomes."""
-        facts: list[Any] = [self.options, self.tokenizer.fingerprint, self.template_checksum]
+        tokenizer = checksum_bytes(self.tokenizer.contents["tokenizer.json"])
+        facts: list[Any] = [self.options, tokenizer, self.template_checksum]
         for file in self.files:
             about = os.stat(file.path)
             facts.append([file.name, file.eval, about.st_size, about.st_mtime_ns])

@@ -122,7 +122,9 @@ def split_marked(marked: str, marks: str, *, normalizes: bool = False) -> Marked
     if len(opens) != len(closes) or not np.array_equal(closes, opens + 1):
         raise RecordError("the template's generation blocks overlap or are left open")
     text_of_mark = np.cumsum(is_end) - is_end
-    texts = marked.replace(marks[0], "").replace(marks[1], "").split(marks[2])
+    is_text = np.ones(len(data), dtype=np.bool_)
+    is_text[at[~is_end]] = False
+    texts = data[is_text].tobytes().decode("utf-8").split(marks[2])
     texts.pop()  # behind the last end mark
     offsets = np.zeros(len(texts) + 1, dtype=np.int64)
     offsets[1:] = clean[is_end]

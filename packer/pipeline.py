@@ -9,16 +9,16 @@ from __future__ import annotations
 import gc
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from padless.packer.commit import Facts, write_rest, write_shards
+from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
-from padless.packer.errors import DiskFullError, InputError
+from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import SPLITS, check_output, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
-from padless.packer.pool import WorkerLostError
 from padless.packer.sources import resolve_sources
 from padless.packer.strategies import STRATEGIES
 from padless.packer.tables import SplitLines, collect, lay_elements
@@ -30,6 +30,7 @@ from padless.runtime.format import (
     MANIFEST,
     WORK_FOLDER,
     Manifest,
+    ShardInfo,
     SourceInfo,
     SplitInfo,
     SplitsManifest,
@@ -96,7 +97,7 @@ class _Build:
         import pyarrow.compute  # noqa: F401 (in the shadow of the tokenizer's load)
         import pyarrow.parquet  # noqa: F401
 
-        self.identity = Identity(config, self.files, loading.files.result())
+        self.identity = Identity(config, self.files, loading.files)
         found = self._finished()
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             return found
@@ -206,45 +207,64 @@ class _Build:
         self, store: ChunkStore, lines: list[SplitLines], plans: list[PackPlan], facts: Facts
     ) -> dict[str, Manifest]:
         output = self.config.output
-        if not os.path.exists(os.path.join(output, MANIFEST)):
+        fresh = not os.path.exists(os.path.join(output, MANIFEST))
+        if fresh:
             sweep(output, set())  # what an interrupted run left
-        binary = lay_elements(store)
         layout = Layout(
             id_type="uint16" if facts.largest_id < 2**16 else "int32",
             labels=self.config.labels == "always" or not all(split.only_starts_masked for split in lines),
             compression=None if self.config.compression == "none" else self.config.compression,
             shard_bytes=self.config.shard_size,
         )
+        names = self.identity.splits
+        folders = [os.path.join(output, name) if name else output for name in names]
+
+        def beside() -> list[Beside]:
+            return [
+                write_beside(folders[n], n, len(names), store, plans[n], lines[n], facts)
+                for n in range(len(names))
+            ]
+
+        try:
+            with ThreadPoolExecutor(1) as other:
+                # A data set that is there is left whole until the new one's shards are complete.
+                early = other.submit(beside) if fresh else None
+                shards = self._write_shards(folders, plans, lines, store, layout)
+            if not fresh:
+                retract(output)
+                for folder in folders:
+                    retract(folder)
+            late = early.result() if early is not None else beside()
+        except BaseException:
+            if fresh:
+                sweep(output, set())
+            raise
+        return {
+            name: write_rest(
+                folders[n], name or "train", plans[n], lines[n], layout, shards[n], late[n], facts
+            )
+            for n, name in enumerate(names)
+        }
+
+    def _write_shards(
+        self,
+        folders: list[str],
+        plans: list[PackPlan],
+        lines: list[SplitLines],
+        store: ChunkStore,
+        layout: Layout,
+    ) -> list[tuple[ShardInfo, ...]]:
         counts = {"tokens": 0.0, "total_tokens": float(sum(split.tokens for split in lines))}
 
         def count(tokens: int) -> None:
             counts["tokens"] += tokens
             self.report("write", counts)
 
-        folders = [os.path.join(output, name) if name else output for name in self.identity.splits]
-        shards = [
+        binary = lay_elements(store)
+        return [
             write_shards(folder, plan, split, binary, layout, self.workers, count)
             for folder, plan, split in zip(folders, plans, lines, strict=True)
         ]
-        # From here on an older data set is no more: its new shards are complete.
-        retract(output)
-        for folder in folders:
-            retract(folder)
-        return {
-            name: write_rest(
-                folders[n],
-                n,
-                len(self.identity.splits),
-                name or "train",
-                store,
-                plans[n],
-                lines[n],
-                layout,
-                shards[n],
-                facts,
-            )
-            for n, name in enumerate(self.identity.splits)
-        }
 
     def _facts(self, stage: Tokenizing) -> Facts:
         formats = [stage.formats.get(number, self.config.format) for number in range(len(self.files))]

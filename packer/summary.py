@@ -139,9 +139,9 @@ def _line(console: Console, text: str) -> None:
 
 
 @contextmanager
-def progress(console: Console, *, show: bool) -> Iterator[Report | None]:
-    """A bar for tokenizing and one for writing, on a terminal; nothing elsewhere."""
-    if not show:
+def progress(console: Callable[..., Console] | None) -> Iterator[Report | None]:
+    """A bar for tokenizing and one for writing, on the console's stderr; without one, nothing."""
+    if console is None:
         yield None
         return
     from rich.progress import (
@@ -159,7 +159,7 @@ def progress(console: Console, *, show: bool) -> Iterator[Report | None]:
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(compact=True),
-        console=console,
+        console=console(stderr=True),
         transient=True,
         auto_refresh=False,  # a thread of its own would have to be forked around
     )

@@ -13,8 +13,8 @@ import json
 import mmap
 import os
 import shutil
+import threading
 import time
-from multiprocessing.sharedctypes import Synchronized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -214,10 +214,21 @@ class ChunkStore:
         self._journal.close()
 
 
+class Counter:
+    """A number that threads share; processes have multiprocessing's Value, which looks the same."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self._lock = threading.Lock()
+
+    def get_lock(self) -> threading.Lock:
+        return self._lock
+
+
 class Reserved:
     """How far the two files are used: shared by all workers."""
 
-    def __init__(self, ends: tuple[Synchronized[int], Synchronized[int]]) -> None:
+    def __init__(self, ends: tuple[Any, Any]) -> None:
         self._ends = ends
 
     def reserve(self, tokens: int, lines: int) -> tuple[int, int]:

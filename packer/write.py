@@ -8,7 +8,9 @@ when it is complete and on the disk.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +108,15 @@ def write_shard(
     begin = schema.serialize().size  # the schema is written together with the first batch
     places: list[tuple[int, int]] = []
     tokens = 0
-    with DurableFile(folder, f"shard-{number:05d}") as file:
+    with DurableFile(folder, f"shard-{number:05d}") as file, ThreadPoolExecutor(1) as ahead:
+        # A batch is gathered while the one before it is written: half of the time each.
+        waiting = deque(batches)
+        gathering = ahead.submit(_batch, *waiting.popleft(), plan, gather, layout, schema)
         with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as stream:
             for start, stop in batches:
-                batch, count = _batch(start, stop, plan, gather, layout, schema)
+                batch, count = gathering.result()
+                if waiting:
+                    gathering = ahead.submit(_batch, *waiting.popleft(), plan, gather, layout, schema)
                 places.append((max(file.size, begin), stop - start))
                 stream.write_batch(batch)
                 del batch

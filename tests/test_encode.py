@@ -66,7 +66,7 @@ def test_what_stands_before_a_text_is_what_the_tokenizer_itself_puts_there(share
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_fast_backend_is_taken_and_gives_the_reference_ids(name: str, shared: Path) -> None:
     loading = take_loading(str(shared / "tokenizers" / name))
-    encoder = Encoder(loading.files.result())
+    encoder = Encoder(loading.files)
     texts = ["a sample", "Zeile\r\nzwei", "नमस्ते दुनिया", "<|im_end|></s>"]
     encoder.ask_reference(loading, texts, [False, True])
     encoder.take_fast(loading)

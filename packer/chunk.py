@@ -1,77 +1,24 @@
-"""One chunk of records to tokens: read, convert, render, encode, apply the policies.
+"""One chunk of records to tokens: rendered, encoded, the policies applied.
 
-`prepare` needs no tokenizer, so it runs in the shadow of the tokenizer's load; `finish` does the rest.
-Both are pure functions of the task, and so are the bytes that come out, whichever worker does it.
+`prepare` needs no tokenizer, `finish` does the rest. Both are pure functions of the task, and so are the
+bytes that come out, whichever worker does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
-from padless.packer.errors import InputError
 from padless.packer.fates import Sequences, apply_policies
-from padless.packer.formats import FORMATS, alpaca
-from padless.packer.formats.examples import Chat, Columns, Example, Pair, RecordError, Text, Tokens
-from padless.packer.lines import EMPTY, EVAL, MALFORMED, Problem
-from padless.packer.locate import located
-from padless.packer.marks import Marked, choose_marks, leaves, mark_plain, split_marked
-from padless.packer.sources import BadRecord, Chunk, read_chunk
-from padless.packer.spans import Shield, Spanned, check_no_stand_ins, encode_marked, join, take
-from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
-
-Convert = Callable[[Any, Columns], Example]
-
-
-class Task(NamedTuple):
-    """A chunk and what the parent found out about its source."""
-
-    chunk: Chunk
-    format: str
-    is_eval: bool
-    take: int | None = None
-    """Only the first so many records (`limit`)."""
-
-
-class Batch(NamedTuple):
-    """Records that are encoded together, in the order of `records`."""
-
-    records: list[int]
-    parts: Marked
-    plain: bool
-    """Special tokens spelled in the text stay text."""
-    is_chat: bool
-
-
-@dataclass
-class Prepared:
-    """A chunk rendered; `finish` needs the encoder and this."""
-
-    task: Task
-    count: int
-    lines: Sequence[int] | None
-    batches: list[Batch] = field(default_factory=list)
-    shielded: list[tuple[int, str, str, dict[str, str]]] = field(default_factory=list)
-    """(record, marked text, marks, stand-ins): records that spell special tokens inside a chat."""
-    tokens: list[tuple[int, Tokens]] = field(default_factory=list)
-    dropped: dict[int, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    first_trained: dict[int, int] = field(default_factory=dict)
-    """Assistant turns of a record's context, that are not trained."""
-    empty_replies: list[int] = field(default_factory=list)
-    eval_records: NDArray[np.bool_] | None = None
-    replaced: int = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of text held."""
-        return sum(int(batch.parts.offsets[-1]) for batch in self.batches)
+from padless.packer.formats.examples import Tokens
+from padless.packer.lines import EVAL, Problem
+from padless.packer.render import Prepared, Renderer, Task
+from padless.packer.spans import Shield, Spanned, encode_marked, join, take
+from padless.packer.template import ChatTemplate
 
 
 class ChunkResult(NamedTuple):
@@ -89,213 +36,20 @@ class ChunkWork:
     """Everything that stays the same from chunk to chunk."""
 
     def __init__(
-        self,
-        config: PackConfig,
-        template: ChatTemplate | None,
-        encoder: Encoder,
-        end_id: int | None,
+        self, config: PackConfig, template: ChatTemplate | None, encoder: Encoder, end_id: int | None
     ) -> None:
         self.config = config
-        if config.train_on != "all" or config.overflow == "truncate":  # else turns do not matter
-            template = located(template, encoder.files.special_contents)
-        self.template = template
         self.encoder = encoder
-        self.columns = Columns(config.columns)
         self.shield = Shield(encoder)
+        self.renderer = Renderer(config, template, encoder.files, self.shield)
         self.end_id = end_id
         """The id that closes a text; None: none."""
         self.begin_ids: tuple[int, ...] = ()
         """Set once the tokenizer is there; texts and plain pairs begin with them."""
 
-    # -- before the tokenizer is there ----------------------------------------------------------
-
     def prepare(self, task: Task) -> Prepared:
         """Read a chunk's records and render them."""
-        records = read_chunk(task.chunk)
-        rows = records.rows[: task.take]
-        found = Prepared(task, len(rows), records.lines, replaced=records.replaced)
-        examples: list[tuple[int, Example]] = []
-        convert = self._converter(task.format)
-        for record, row in enumerate(rows):
-            if type(row) is BadRecord:
-                self._bad(found, record, row.message)
-                continue
-            try:
-                example = convert(row, self.columns)
-            except RecordError as error:
-                self._bad(found, record, str(error))
-            else:
-                examples.append((record, example))
-        if self.config.eval_fraction:
-            found.eval_records = _hashed(rows, self.config.seed, self.config.eval_fraction)
-        elif task.is_eval:
-            found.eval_records = np.ones(len(rows), dtype=np.bool_)
-        self._render(found, examples)
-        return found
-
-    def _converter(self, name: str) -> Convert:
-        if name == "alpaca" and self.template is None:
-            return alpaca.classic
-        convert: Convert = FORMATS[name].convert
-        if name == "prompt-completion" and self.config.template is not None:
-            return lambda row, columns: _as_chat(convert(row, columns))
-        return convert
-
-    def _bad(self, found: Prepared, record: int, message: str) -> None:
-        if self.config.on_bad_record == "drop":
-            found.dropped[record] = MALFORMED
-        else:
-            line = found.lines[record] if found.lines is not None else None
-            found.problems.append(Problem(record, line, message))
-
-    def _render(self, found: Prepared, examples: list[tuple[int, Example]]) -> None:
-        chats: list[tuple[int, Chat]] = []
-        plain: list[tuple[int, Pair | Text]] = []
-        system = self.config.system is not None
-        for record, example in examples:
-            if isinstance(example, Chat):
-                chats.append((record, self._with_system(example) if system else example))
-                if not example.messages[-1].get("content") and _has_empty_reply(example):
-                    found.empty_replies.append(record)
-                if example.first_trained and self.config.train_on in ("auto", "completion"):
-                    found.first_trained[record] = sum(
-                        turn["role"] == "assistant" for turn in example.messages[: example.first_trained]
-                    )
-            elif isinstance(example, Tokens):
-                found.tokens.append((record, example))
-                if not example.input_ids:
-                    found.dropped[record] = EMPTY
-            elif not any(example):
-                found.dropped[record] = EMPTY
-            else:
-                plain.append((record, example))
-                if isinstance(example, Pair) and not example.completion:
-                    found.empty_replies.append(record)
-        found.tokens = [item for item in found.tokens if item[0] not in found.dropped]
-        self._render_chats(found, chats)
-        self._render_plain(found, plain)
-
-    def _with_system(self, chat: Chat) -> Chat:
-        if self.config.system is None or chat.messages[0]["role"] == "system":
-            return chat
-        system = {"role": "system", "content": self.config.system}
-        shift = 1 if chat.first_trained else 0
-        return chat._replace(messages=[system, *chat.messages], first_trained=chat.first_trained + shift)
-
-    def _render_plain(self, found: Prepared, plain: list[tuple[int, Pair | Text]]) -> None:
-        if not plain:
-            return
-        marks = choose_marks(leaf for _, example in plain for leaf in leaves(example))
-        if marks is None:
-            self._in_halves(found, plain, self._render_plain)
-            return
-        train_prompt = self.config.train_on == "all"
-        marked = "".join(mark_plain(e, marks, train_prompt=train_prompt) for _, e in plain)
-        records = [record for record, _ in plain]
-        parts = split_marked(marked, marks, normalizes=self.encoder.normalizes)
-        found.batches.append(Batch(records, parts, not self.config.allow_special, False))
-
-    def _render_chats(self, found: Prepared, chats: list[tuple[int, Chat]]) -> None:
-        if not chats:
-            return
-        template = self.template
-        if template is None:
-            raise InputError(
-                f"the tokenizer in {self.encoder.files.folder} has no chat template, and these records "
-                "are chats: give one with --template FILE or --template chatml"
-            )
-        if not template.has_marks and self.config.train_on != "all":
-            raise InputError(
-                f"what to train on cannot be told from the chat template {template.name}: "
-                f"{template.why_unmarked}; give one that marks the assistant's turns with "
-                "{% generation %} blocks (--template FILE, or --template chatml), or --train-on all"
-            )
-        joined, plain = _joined(chats)
-        marks = choose_marks([template.fixed_text, joined])
-        if marks is None:
-            self._in_halves(found, chats, self._render_chats)
-            return
-        if not self.config.allow_special and self.shield.may_be_spelled_in(joined):
-            kept: list[tuple[int, Chat]] = []
-            for record, chat in chats:
-                content = leaves(chat)
-                if self.shield.spelled_in(content):
-                    self._render_shielded(found, record, chat, content, marks)
-                else:
-                    kept.append((record, chat))
-            chats = kept
-        if not plain or any(character in joined for character in TRIMMED_DIFFERENTLY):
-            fit = [is_plain(chat) for _, chat in chats]
-            self._render_slow(
-                found, [c for c, fits in zip(chats, fit, strict=True) if not fits], marks, template
-            )
-            chats = [c for c, fits in zip(chats, fit, strict=True) if fits]
-        if not self._render_fast(found, chats, marks, template):
-            self._render_slow(found, chats, marks, template)
-
-    def _render_fast(
-        self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
-    ) -> bool:
-        """Render plain chats at once; False where that cannot be done or is not what jinja2 gives."""
-        if template.fast is None or not chats:
-            return not chats
-        try:
-            marked = template.render_fast([chat for _, chat in chats], marks)
-            # The second guard: one record of every chunk, against the reference.
-            if not marked.startswith(template.render(chats[0][1], marks)):
-                return False
-            self._add(found, [record for record, _ in chats], marked, marks)
-        except Exception:  # a record that the template refuses: the reference finds it
-            return False
-        return True
-
-    def _render_slow(
-        self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
-    ) -> None:
-        pieces: list[str] = []
-        kept: list[int] = []
-        for record, chat in chats:
-            try:
-                pieces.append(template.render(chat, marks))
-                kept.append(record)
-            except RecordError as error:
-                self._bad(found, record, str(error))
-        if kept:
-            try:
-                self._add(found, kept, "".join(pieces), marks)
-            except RecordError as error:
-                raise InputError(f"chat template {template.name}: {error}") from error
-
-    def _add(self, found: Prepared, records: list[int], marked: str, marks: str) -> None:
-        parts = split_marked(marked, marks, normalizes=self.encoder.normalizes)
-        found.batches.append(Batch(records, parts, plain=False, is_chat=True))
-
-    def _render_shielded(
-        self, found: Prepared, record: int, chat: Chat, content: list[str], marks: str
-    ) -> None:
-        assert self.template is not None
-        try:
-            check_no_stand_ins(content)
-            stand_ins: dict[str, str] = {}
-            covered: Any = self.shield.cover([chat.messages, chat.tools], stand_ins)
-            marked = self.template.render(chat._replace(messages=covered[0], tools=covered[1]), marks)
-        except RecordError as error:
-            self._bad(found, record, str(error))
-        else:
-            found.shielded.append((record, marked, marks, stand_ins))
-
-    def _in_halves(
-        self, found: Prepared, items: list[Any], render: Callable[[Prepared, list[Any]], None]
-    ) -> None:
-        """No three marks are free in all of the records together: try with fewer of them."""
-        if len(items) == 1:
-            self._bad(found, items[0][0], "it uses nearly every control character; is it binary data?")
-            return
-        middle = len(items) // 2
-        render(found, items[:middle])
-        render(found, items[middle:])
-
-    # -- with the tokenizer ---------------------------------------------------------------------
+        return self.renderer.prepare(task)
 
     def finish(self, prepared: Prepared) -> ChunkResult:
         """Encode what was rendered, decide what is trained, and apply the policies."""
@@ -317,7 +71,7 @@ class ChunkWork:
         for record, tokens in prepared.tokens:
             problem = self._out_of_range(tokens)
             if problem:
-                self._bad(prepared, record, problem)
+                self.renderer.bad(prepared, record, problem)
             else:
                 pieces.append(_given(tokens))
                 order.append(record)
@@ -383,59 +137,3 @@ def _given(tokens: Tokens) -> Spanned:
         edges[::2].astype(np.int64),
         edges[1::2].astype(np.int64),
     )
-
-
-def _joined(chats: list[tuple[int, Chat]]) -> tuple[str, bool]:
-    """All texts of the chats in one, and whether every chat is turns of strings and nothing else."""
-    try:
-        joined = "\n".join([value for _, chat in chats for turn in chat.messages for value in turn.values()])
-    except TypeError:
-        return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
-    if any(chat.tools is not None for _, chat in chats):
-        return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
-    return joined, True
-
-
-def _as_chat(example: Example) -> Example:
-    """A pair of strings as two turns, when a template was asked for."""
-    if not isinstance(example, Pair):
-        return example
-    return Chat(
-        [
-            {"role": "user", "content": example.prompt},
-            {"role": "assistant", "content": example.completion},
-        ]
-    )
-
-
-def _has_empty_reply(chat: Chat) -> bool:
-    last = chat.messages[-1]
-    return last["role"] == "assistant" and not last.get("content") and not last.get("tool_calls")
-
-
-def _without_nulls(value: Any) -> Any:
-    """A record's content as every file format gives it: a key without a value is one that is missing."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
-
-
-def _hashed(rows: list[Any], seed: int, fraction: float) -> NDArray[np.bool_]:
-    """Which records go to the evaluation side: by their content and the seed, never by their place."""
-    import orjson
-    import xxhash
-
-    limit = int(fraction * 2**64)
-    chosen = np.zeros(len(rows), dtype=np.bool_)
-    for number, row in enumerate(rows):
-        if type(row) is BadRecord:
-            continue
-        row = _without_nulls(row)
-        try:
-            content = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
-        except TypeError:  # an integer of more than 64 bits
-            content = repr(row).encode("utf-8")
-        chosen[number] = xxhash.xxh3_64_intdigest(content, seed=seed) < limit
-    return chosen

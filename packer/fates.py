@@ -28,7 +28,7 @@ from padless.packer.lines import (
 from padless.packer.spans import Spanned
 
 if TYPE_CHECKING:
-    from padless.packer.chunk import Prepared
+    from padless.packer.render import Prepared
 
 Integers = NDArray[np.int64]
 

@@ -14,9 +14,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
-from padless.packer.chunk import ChunkWork, Prepared, Task
+from padless.packer.chunk import ChunkWork
 from padless.packer.errors import WorkerLostError
 from padless.packer.pool import IN_FLIGHT, complete
+from padless.packer.render import Prepared, Task
 from padless.packer.token_store import ChunkStore, Entry, Reserved
 from padless.runtime.format import PadlessError
 

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from padless.packer.chunk import ChunkWork, Prepared, Task
+from padless.packer.chunk import ChunkWork
 from padless.packer.encode import Encoder
 from padless.packer.errors import DiskFullError, InputError
 from padless.packer.formats import FORMATS, MIXED, detect
@@ -19,6 +19,7 @@ from padless.packer.formats.examples import Chat, Columns, RecordError
 from padless.packer.identity import Identity
 from padless.packer.marks import choose_marks, leaves
 from padless.packer.pool import run_chunks
+from padless.packer.render import Prepared, Task
 from padless.packer.sources import BadRecord, Chunk, SourceFile, read_chunk, walk
 from padless.packer.template import ChatTemplate
 from padless.packer.token_store import ChunkStore, Entry
@@ -59,7 +60,7 @@ class Tokenizing:
     def run(self, loading: Loading) -> None:
         """Tokenize what the store does not hold yet. InputError for a record that must not pass."""
         work = self._work()
-        encoder, template = work.encoder, work.template
+        encoder, template = work.encoder, work.renderer.template
         self.vocab_size, self.largest_id = encoder.vocab_size, encoder.largest_id
         self.done("start")
         for entry in self.store.entries.values():
@@ -193,21 +194,21 @@ class Tokenizing:
 
     def _warm_template(self, work: ChunkWork, task: Task) -> None:
         """Try the fast template engine on a sample of the first chunk."""
-        if work.template is None:
+        if work.renderer.template is None:
             return
         rows = [row for row in read_chunk(task.chunk).rows[:512] if type(row) is not BadRecord]
         sample: list[Chat] = []
         for row in rows[:: max(1, len(rows) // 64)]:
             try:
-                example = FORMATS[task.format].convert(row, work.columns)
+                example = FORMATS[task.format].convert(row, work.renderer.columns)
             except RecordError:
                 continue
             if isinstance(example, Chat):
                 sample.append(example)
-        texts = [work.template.fixed_text, *(leaf for chat in sample for leaf in leaves(chat))]
+        texts = [work.renderer.template.fixed_text, *(leaf for chat in sample for leaf in leaves(chat))]
         marks = choose_marks(texts)
         if sample and marks is not None:
-            work.template.enable_fast(sample, marks)
+            work.renderer.template.enable_fast(sample, marks)
 
     def _problem(self, entry: Entry) -> InputError:
         """The first record, in the order of the input, that the policies do not let pass."""

@@ -41,7 +41,7 @@ class ChunkWork:
         self.config = config
         self.encoder = encoder
         self.shield = Shield(encoder)
-        self.renderer = Renderer(config, template, encoder.files, self.shield)
+        self.renderer = Renderer(config, template, encoder, self.shield)
         self.end_id = end_id
         """The id that closes a text; None: none."""
         self.begin_ids: tuple[int, ...] = ()

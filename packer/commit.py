@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,11 +61,10 @@ def write_shards(
     cuts = cut_shards(plan, lines.lengths, layout)
     gather = gather_of(binary, lines)
     before = set(os.listdir(folder))
-    with ThreadPoolExecutor(min(workers, max(len(cuts), 1))) as pool:
-        futures = [
-            pool.submit(write_shard, folder, number, batches, plan, gather, layout, report)
-            for number, batches in enumerate(cuts)
-        ]
+    writers = min(workers, max(len(cuts), 1))
+    write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report, ahead=writers == 1)
+    with ThreadPoolExecutor(writers) as pool:
+        futures = [pool.submit(write, folder, number, batches) for number, batches in enumerate(cuts)]
         try:
             return tuple(future.result() for future in futures)
         except BaseException:

@@ -96,6 +96,7 @@ class Encoder:
     def __init__(self, files: TokenizerFiles) -> None:
         self.files = files
         self.byte_lengths = byte_lengths(files)
+        self.normalizes = files.spec.get("normalizer") is not None
         self.largest_id = files.largest_id
         self.vocab_size = files.vocab_size
         self.fast: Any = None

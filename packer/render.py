@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.config import PackConfig
+from padless.packer.encode import Encoder
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS, alpaca
 from padless.packer.formats.examples import Chat, Columns, Example, Pair, RecordError, Text, Tokens
@@ -23,7 +24,6 @@ from padless.packer.marks import Marked, choose_marks, leaves, mark_plain, split
 from padless.packer.sources import BadRecord, Chunk, read_chunk
 from padless.packer.spans import Shield, check_no_stand_ins
 from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
-from padless.packer.tokenizer_files import TokenizerFiles
 
 Convert = Callable[[Any, Columns], Example]
 
@@ -77,16 +77,16 @@ class Renderer:
     """Everything that rendering needs and that stays the same from chunk to chunk."""
 
     def __init__(
-        self, config: PackConfig, template: ChatTemplate | None, tokenizer: TokenizerFiles, shield: Shield
+        self, config: PackConfig, template: ChatTemplate | None, encoder: Encoder, shield: Shield
     ) -> None:
         self.config = config
         if config.train_on != "all" or config.overflow == "truncate":  # else turns do not matter
-            template = located(template, tokenizer.special_contents)
+            template = located(template, encoder.files.special_contents)
         self.template = template
         self.columns = Columns(config.columns)
         self.shield = shield
-        self._folder = tokenizer.folder
-        self._normalizes = tokenizer.spec.get("normalizer") is not None
+        self._folder = encoder.files.folder
+        self._normalizes = encoder.normalizes
 
     def prepare(self, task: Task) -> Prepared:
         """Read a chunk's records and render them."""

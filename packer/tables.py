@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LINES_PER_FILE = 50_000_000
-LINES_PER_GROUP = 2**18
+LINES_PER_GROUP = 2**16
+PACKS_AT_A_TIME = 2**14
+"""So that what is in memory for a moment stays small beside what is kept."""
 
 
 @dataclass
@@ -158,11 +160,15 @@ class Places:
     def __init__(self, plan: PackPlan, lengths: NDArray[np.int32]) -> None:
         self.pack = np.empty(len(lengths), dtype=np.int32)
         self.offset = np.empty(len(lengths), dtype=np.int32)
-        per_pack = np.diff(plan.offsets)
-        self.pack[plan.order] = np.repeat(np.arange(len(plan), dtype=np.int32), per_pack)
-        ends = np.cumsum(lengths[plan.order], dtype=np.int64)
-        starts = ends - lengths[plan.order]
-        self.offset[plan.order] = starts - np.repeat(starts[plan.offsets[:-1]], per_pack)
+        for first in range(0, len(plan), PACKS_AT_A_TIME):
+            offsets = plan.offsets[first : first + PACKS_AT_A_TIME + 1]
+            sequences = plan.order[offsets[0] : offsets[-1]]
+            per_pack = np.diff(offsets)
+            packs = np.arange(first, first + len(per_pack), dtype=np.int32)
+            self.pack[sequences] = np.repeat(packs, per_pack)
+            taken = lengths[sequences]
+            starts = np.cumsum(taken, dtype=np.int64) - taken
+            self.offset[sequences] = starts - np.repeat(starts[offsets[:-1] - offsets[0]], per_pack)
 
 
 def write_table(

@@ -25,6 +25,8 @@ from padless.packer.template import ChatTemplate
 from padless.packer.token_store import ChunkStore, Entry
 from padless.packer.tokenizer_files import Loading
 
+M_MMAP_THRESHOLD = -3
+"""glibc's number for that option of mallopt."""
 SHADOW_BYTES = 48 * 2**20
 """Rendered text that may be held while the tokenizer loads; inputs below that are done in threads."""
 
@@ -225,8 +227,13 @@ class Tokenizing:
 
 
 def give_memory_back() -> None:
-    """Hand freed pages to the system: before workers inherit them, and before shards are written."""
+    """Hand freed pages to the system: before workers inherit them, and before shards are written.
+
+    From then on large arrays go back when they are freed; glibc would keep more and more of them.
+    """
     try:
-        ctypes.CDLL(None).malloc_trim(0)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 4 * 2**20)
+        libc.malloc_trim(0)
     except (OSError, AttributeError):  # not glibc
         return

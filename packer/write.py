@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,14 @@ def write_shard(
     gather: Gather,
     layout: Layout,
     report: Callable[[int], None],
+    *,
+    ahead: bool,
 ) -> ShardInfo:
-    """Write one shard; `report` gets the tokens of each batch as it is done."""
+    """Write one shard; `report` gets the tokens of each batch as it is done.
+
+    `ahead`: a batch is gathered while the one before it is written (half of the time each, and twice the
+    memory: for when no other shard is written at the same time).
+    """
     import pyarrow as pa
 
     schema = shard_schema(layout.id_type, labels=layout.labels)
@@ -108,16 +114,20 @@ def write_shard(
     begin = schema.serialize().size  # the schema is written together with the first batch
     places: list[tuple[int, int]] = []
     tokens = 0
-    with DurableFile(folder, f"shard-{number:05d}") as file, ThreadPoolExecutor(1) as ahead:
-        # A batch is gathered while the one before it is written: half of the time each.
-        waiting = deque(batches)
-        gathering = ahead.submit(_batch, *waiting.popleft(), plan, gather, layout, schema)
-        with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as stream:
+    with DurableFile(folder, f"shard-{number:05d}") as file, ThreadPoolExecutor(1) as gatherer:
+
+        def gathered() -> Iterator[tuple[pa.RecordBatch, int]]:
+            waiting: deque[Future[tuple[pa.RecordBatch, int]]] = deque()
             for start, stop in batches:
-                batch, count = gathering.result()
-                if waiting:
-                    gathering = ahead.submit(_batch, *waiting.popleft(), plan, gather, layout, schema)
-                places.append((max(file.size, begin), stop - start))
+                waiting.append(gatherer.submit(_batch, start, stop, plan, gather, layout, schema))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+        with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as stream:
+            for batch, count in gathered():
+                places.append((max(file.size, begin), batch.num_rows))
                 stream.write_batch(batch)
                 del batch
                 tokens += count

@@ -3,8 +3,8 @@
 First the outputs are held equal record by record, then the clock runs: imports, reading,
 tokenizing, packing and writing, nothing else, in interleaved pairs (A B A B), since times move by a
 quarter from hour to hour and only ratios within one run hold. Memory is measured in runs of its
-own, so that its sampling costs the timed ones nothing. Hold padless against `trl_tuned`: it is the
-peer at its best.
+own, so that its sampling costs the timed ones nothing. Two peers: `trl`, as TRL's own trainer prepares
+a data set, and `trl_tuned`, which spares it the pickling of the tokenizer: the peer at its best.
 
     python scripts/bench_pack.py --input alpaca_data.json --tokenizer qwen3/ \
         --template qwen3/chatml.generation.jinja --rounds 3 --scale 10 40
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=2048, help="tokens")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 1], help="one duel for each")
     parser.add_argument("--rounds", type=int, default=3, help="pairs a duel; 0: only compare")
+    parser.add_argument("--copies", type=int, default=1, help="time the duels on the input N times over")
     parser.add_argument("--scale", type=int, nargs="*", default=[], help="repeat the input N times")
     parser.add_argument("--keep", action="store_true", help="keep the work folder")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "bench_pack.jsonl")
@@ -207,8 +208,12 @@ def main() -> None:
         timed(job, [*peer, "--dump", str(dump)])
         records, tokens = compare(work / "padless", dump)
         print(f"equal: {records:,} records, {tokens:,} tokens, ids and labels", flush=True)
+        source = options.input
+        if options.copies > 1:
+            source = work / f"{source.stem} x {options.copies}{source.suffix}"
+            repeat_records(options.input, options.copies, source)
         for workers in options.workers if options.rounds else []:
-            duel(job, options.input, workers, options.rounds, results)
+            duel(job, source, workers, options.rounds, results)
         for copies in options.scale:
             for workers in options.workers:
                 measure_scale(job, options.input, copies, workers, results)

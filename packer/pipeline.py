@@ -100,6 +100,7 @@ class _Build:
         self.identity = Identity(config, self.files, loading.files)
         found = self._finished()
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
+            found.seconds = time.perf_counter() - self.started
             return found
         made = _first_missing(output)
         folder = WorkFolder(output)

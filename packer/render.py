@@ -25,6 +25,8 @@ from padless.packer.sources import BadRecord, Chunk, read_chunk
 from padless.packer.spans import Shield, check_no_stand_ins
 from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
 
+LONGEST_MESSAGE = 600
+"""Characters: a message may quote a record, and a record may be a book."""
 Convert = Callable[[Any, Columns], Example]
 
 
@@ -126,7 +128,8 @@ class Renderer:
             found.dropped[record] = MALFORMED
         else:
             line = found.lines[record] if found.lines is not None else None
-            found.problems.append(Problem(record, line, message))
+            short = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + " ..."
+            found.problems.append(Problem(record, line, short))
 
     def _render(self, found: Prepared, examples: list[tuple[int, Example]]) -> None:
         chats: list[tuple[int, Chat]] = []

@@ -28,6 +28,8 @@ from padless.runtime.format import WORK_FOLDER
 
 WORK_FILES = ("lock", "tokens.bin", "lines.bin", "journal.jsonl")
 """All that `DIR/.work` ever holds."""
+MOST_PROBLEMS = 20
+"""Of one chunk: an entry has to fit into a pipe."""
 DYING = 10.0
 """Seconds that the workers of a killed build may take to notice, before its folder counts as busy."""
 
@@ -172,7 +174,7 @@ class ChunkStore:
             replaced=result.replaced,
             size=size,
             check=_check(result.values, result.lines),
-            problems=tuple(result.problems),
+            problems=tuple(result.problems[:MOST_PROBLEMS]),
         )
 
     def clear(self) -> None:

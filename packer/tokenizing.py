@@ -56,6 +56,8 @@ class Tokenizing:
         self._size = sum(os.path.getsize(file.path) for file in self.files)
         self._small = self._size < SHADOW_BYTES
         self._taken = 0
+        self._first: Task | None = None
+        """The first chunk of all, done or not: the sample comes from it in every run."""
         self._problems: list[Entry] = []
         self._counts = {"records": 0.0, "tokens": 0.0, "bytes": 0.0, "total_bytes": float(self._size)}
 
@@ -128,7 +130,7 @@ class Tokenizing:
 
     def _tasks(self) -> Iterator[Task]:
         """Chunks that are still to do, each with the format of its source."""
-        for chunk in walk(self.files, chunk_bytes=524288, text_by=self.config.text_by):
+        for chunk in walk(self.files, text_by=self.config.text_by):
             file = self.files[chunk.source]
             if chunk.source not in self.formats:
                 self.formats[chunk.source] = self._format(chunk, file)
@@ -139,8 +141,11 @@ class Tokenizing:
                     continue  # the walk goes on for the checksums of the sources
                 take = min(left, len(read_chunk(chunk).rows))
                 self._taken += take
+            task = Task(chunk, self.formats[chunk.source], file.eval, take)
+            if self._first is None:
+                self._first = task
             if chunk.index not in self.store.entries:
-                yield Task(chunk, self.formats[chunk.source], file.eval, take)
+                yield task
 
     def _format(self, chunk: Chunk, file: SourceFile) -> str:
         name = self.config.format
@@ -161,22 +166,22 @@ class Tokenizing:
 
     def _in_shadow(self, work: ChunkWork, tasks: Iterator[Task], loading: Loading) -> deque[Prepared]:
         """Render while the tokenizer loads; what was rendered."""
+        todo = next(tasks, None)
+        assert self._first is not None, "a source without a chunk is refused by the walk"
+        self._warm_template(work, self._first)
+        first = work.prepare(self._first)
+        sample = [text for batch in first.batches for text in batch.parts.texts]
         prepared: deque[Prepared] = deque()
-        first = next(tasks, None)
-        sample: list[str] = []
-        if first is not None:
-            self._warm_template(work, first)
-            prepared.append(work.prepare(first))
-            for batch in prepared[0].batches:
-                sample += batch.parts.texts
+        if todo is not None:
+            prepared.append(first if todo is self._first else work.prepare(todo))
         plain = not self.config.allow_special
-        chats = first is not None and any(batch.is_chat for batch in prepared[0].batches)
+        chats = any(batch.is_chat for batch in first.batches)
         flags = [False, plain] if chats else [plain, False]
         if len(self.files) == 1 or flags[0] == flags[1]:
             flags = flags[:1]
         work.encoder.ask_reference(loading, sample[:: max(1, len(sample) // 256)], flags)
         size = sum(item.size for item in prepared)
-        more = first is not None
+        more = todo is not None
         while more and size < SHADOW_BYTES and not loading.fast.done():
             task = next(tasks, None)
             if task is None:
@@ -221,7 +226,7 @@ class Tokenizing:
         if line is not None:
             where += f" (line {line:,})"
         more = len(entry.problems) - 1
-        also = f" ({more} more like it close by)" if more else ""
+        also = f" ({more} more close by)" if more else ""
         hint = "" if "--overflow" in message else "; --on-bad-record drop leaves such records out"
         return InputError(f"{where}: {message}{hint}{also}")
 

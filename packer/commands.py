@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -272,11 +273,17 @@ def verify(
 @app.command()
 def demo(
     output: Annotated[Path | None, Option(help="Folder to write.", show_default="./packed-demo")] = None,
+    as_json: Json = False,
 ) -> None:
     """The whole way on a small data set and tokenizer that ship with padless; no network."""
     from padless.packer.demo import run_demo
 
-    run_demo(output, _wrapping())
+    if as_json:
+        from rich.console import Console
+
+        _print_json(run_demo(output, Console(file=io.StringIO())))
+    else:
+        run_demo(output, _wrapping())
 
 
 FIELD_OF_OPTION = {

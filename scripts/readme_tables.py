@@ -1,0 +1,88 @@
+"""The README's tables of figures, made from the raw rows in scripts/results/.
+
+python scripts/readme_tables.py            writes them into the README, between their marks
+python scripts/readme_tables.py --check    exits 1 where the README says something else
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "scripts" / "results"
+README = ROOT / "README.md"
+Rows = list[dict[str, Any]]
+
+
+def read_rows(name: str) -> Rows:
+    """All rows of one benchmark; the last of equal measurements stands."""
+    path = RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def pack_speed(rows: Rows) -> str:
+    """Whole processes: padless against both peers, and padless alone at several sizes."""
+    last = {(row["case"], row["arm"], row["metric"]): row["value"] for row in rows}
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    lines = ["| input | padless | TRL's way | tuned | ratio of medians |", "|---|---|---|---|---|"]
+    for case in cases:
+        own = last.get((case, "padless", "wall_median"))
+        if own is None:
+            continue
+        peers = [last[case, arm, "wall_median"] for arm in ("trl", "trl_tuned")]
+        ratios = " / ".join(f"{peer / own:.1f}" for peer in peers)
+        lines.append(f"| {case} | {own:.2f} s | {peers[0]:.1f} s | {peers[1]:.1f} s | {ratios} |")
+    lines += [
+        "",
+        "| input | records/s | tokens/s | anonymous memory | with mapped files |",
+        "|---|---|---|---|---|",
+    ]
+    for case in cases:
+        if (case, "padless", "peak_pss") not in last:
+            continue
+        speed, tokens, anonymous, everything = (
+            last[case, "padless", metric]
+            for metric in ("records_per_second", "tokens_per_second", "peak_anonymous_pss", "peak_pss")
+        )
+        lines.append(
+            f"| {case} | {speed:,.0f} | {tokens / 1e6:.1f} M | {anonymous:,.0f} MB | {everything:,.0f} MB |"
+        )
+    told = rows[-1]
+    versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
+    return "\n".join([*lines, "", f"{told['hardware']}; {versions}; {told['date']}."])
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {"bench_pack": pack_speed}
+
+
+def with_tables(text: str) -> str:
+    """The README's text with every table made anew."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name}: made by scripts/readme_tables.py -->\n", f"<!-- end {name} -->"
+        head, found, rest = text.partition(begin)
+        rows = read_rows(name)
+        if found and rows:
+            text = head + begin + table(rows) + "\n" + end + rest.partition(end)[2]
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    options = parser.parse_args()
+    text = README.read_text(encoding="utf-8")
+    made = with_tables(text)
+    if options.check:
+        sys.exit("README.md is not what scripts/results/ says" if made != text else 0)
+    README.write_text(made, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The README is true: its commands run, its options exist, its tables come from the raw rows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from building import DEMO, TOKENIZER, pack
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_option_that_the_readme_names_exists() -> None:
+    known = {"--json"}
+    for command in ("build", "report", "inspect", "verify", "demo"):
+        known |= set(re.findall(r"--[a-z][a-z-]+", pack(command, "--help").out))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
+    assert named and named <= known, named - known
+
+
+def test_the_readmes_way_from_data_to_report_runs(tmp_path: Path) -> None:
+    block = README.split("## Pack a data set")[1].split("```")[1]
+    commands = [line.split("#")[0].split() for line in block.strip().splitlines()]
+    assert [words[1] for words in commands] == ["build", "report", "inspect", "verify"]
+    stand_ins = {"alpaca_data.json": str(DEMO), "qwen3/": str(TOKENIZER), "packed": str(tmp_path / "packed")}
+    for words in commands:
+        run = pack(*(stand_ins.get(word, word) for word in words[1:]))
+        assert run.code == 0, (words, run.err)
+        assert run.out
+
+
+def test_the_readmes_python_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    block = next(block for block in blocks if "pack_dataset(" in block)
+    source = tmp_path / "data.jsonl"
+    source.write_text('{"text": "one two three"}\n')
+    code = block.replace('"data.jsonl"', repr(str(source))).replace('"qwen3/"', repr(str(TOKENIZER)))
+    code = code.replace('"packed"', repr(str(tmp_path / "packed")))
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["1", run.stdout.split()[1]] and int(run.stdout.split()[1]) > 3
+
+
+def test_the_readmes_tables_come_from_the_raw_rows() -> None:
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "readme_tables.py"), "--check"],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr

@@ -32,8 +32,8 @@ from bench_results import Results
 from peak_memory import Sampler
 
 HERE = Path(__file__).parent
-ARMS = ("padless", "trl_tuned", "trl")
-"""Ours first; `trl` is the way of TRL's trainer, `trl_tuned` the best of it (bench_peer_trl.py)."""
+PEERS = ("trl_tuned", "trl")
+"""`trl` is the way of TRL's trainer, `trl_tuned` the best of it (bench_peer_trl.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,18 +138,19 @@ def compare(packed: Path, dump: Path) -> tuple[int, int]:
     return len(peer), len(ids)
 
 
-def duel(job: Job, source: Path, workers: int, rounds: int, results: Results) -> None:
+def duel(job: Job, source: Path, workers: int, rounds: int, peers: Sequence[str], results: Results) -> None:
     """Interleaved pairs of whole processes: each time, medians, ratios of medians and minima."""
     case = f"{source.name}, {workers} worker{'s' if workers > 1 else ''}"
-    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    arms = ("padless", *peers)
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     for _ in range(rounds):
-        for arm in ARMS:
+        for arm in arms:
             seconds[arm].append(timed(job, job.command(arm, source, workers, job.fresh(arm))))
             results.add(case, arm, "wall", seconds[arm][-1], "s")
-    for arm in ARMS:
+    for arm in arms:
         results.add(case, arm, "wall_median", statistics.median(seconds[arm]), "s")
         results.add(case, arm, "wall_min", min(seconds[arm]), "s")
-    for arm in ARMS[1:]:
+    for arm in peers:
         for name, middle in (("medians", statistics.median), ("minima", min)):
             ratio = middle(seconds[arm]) / middle(seconds["padless"])
             results.add(case, f"{arm} / padless", f"ratio_of_{name}", ratio, "x")
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=2048, help="tokens")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 1], help="one duel for each")
     parser.add_argument("--rounds", type=int, default=3, help="pairs a duel; 0: only compare")
+    parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS, help="arms of the duels")
     parser.add_argument("--copies", type=int, default=1, help="time the duels on the input N times over")
     parser.add_argument("--scale", type=int, nargs="*", default=[], help="repeat the input N times")
     parser.add_argument("--keep", action="store_true", help="keep the work folder")
@@ -213,7 +215,7 @@ def main() -> None:
             source = work / f"{source.stem} x {options.copies}{source.suffix}"
             repeat_records(options.input, options.copies, source)
         for workers in options.workers if options.rounds else []:
-            duel(job, source, workers, options.rounds, results)
+            duel(job, source, workers, options.rounds, options.peers, results)
         for copies in options.scale:
             for workers in options.workers:
                 measure_scale(job, options.input, copies, workers, results)

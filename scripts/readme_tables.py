@@ -34,9 +34,10 @@ def pack_speed(rows: Rows) -> str:
         own = last.get((case, "padless", "wall_median"))
         if own is None:
             continue
-        peers = [last[case, arm, "wall_median"] for arm in ("trl", "trl_tuned")]
-        ratios = " / ".join(f"{peer / own:.1f}" for peer in peers)
-        lines.append(f"| {case} | {own:.2f} s | {peers[0]:.1f} s | {peers[1]:.1f} s | {ratios} |")
+        peers = [last.get((case, arm, "wall_median")) for arm in ("trl", "trl_tuned")]
+        times = " | ".join("-" if peer is None else f"{peer:.1f} s" for peer in peers)
+        ratios = " / ".join("-" if peer is None else f"{peer / own:.1f}" for peer in peers)
+        lines.append(f"| {case} | {own:.2f} s | {times} | {ratios} |")
     lines += [
         "",
         "| input | records/s | tokens/s | anonymous memory | with mapped files |",

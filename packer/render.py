@@ -6,7 +6,6 @@ is not plain, what a template refuses and what spells special tokens goes throug
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,14 +21,12 @@ from padless.packer.formats.examples import Chat, Columns, Example, Pair, Record
 from padless.packer.lines import EMPTY, MALFORMED, Problem
 from padless.packer.locate import located
 from padless.packer.marks import Marked, choose_marks, leaves, mark_plain, split_marked
+from padless.packer.refusals import known_roles, lost_calls, unclear_turns, unknown_role
 from padless.packer.sources import BadRecord, Chunk, read_chunk
 from padless.packer.spans import Shield, check_no_stand_ins
 from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
 
 Convert = Callable[[Any, Columns], Example]
-
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
-"""Roles that any chat template may be given; others it must name itself."""
 
 
 class Task(NamedTuple):
@@ -87,8 +84,7 @@ class Renderer:
         if config.train_on != "all" or config.overflow == "truncate":  # else turns do not matter
             template = located(template, encoder.files.special_contents)
         self.template = template
-        named = re.findall(r"""['"](\w+)['"]""", template.source) if template is not None else ()
-        self._roles = ROLES.union(named)
+        self._roles = known_roles(template.source if template is not None else "")
         self.columns = Columns(config.columns)
         self.shield = shield
         self._folder = encoder.files.folder
@@ -215,8 +211,10 @@ class Renderer:
                 "{% generation %} blocks (--template FILE, or --template chatml), or --train-on all"
             )
         if not self._roles.issuperset([turn["role"] for _, chat in chats for turn in chat.messages]):
-            chats = [item for item in chats if self._roles_are_known(found, *item)]
+            chats = self._allowed(found, chats, lambda chat: unknown_role(chat, self._roles))
         joined, plain = _joined(chats)
+        if not plain:
+            chats = self._allowed(found, chats, lambda chat: lost_calls(chat, template.source))
         marks = choose_marks([template.fixed_text, joined])
         if marks is None:
             self._in_halves(found, chats, self._render_chats)
@@ -239,17 +237,18 @@ class Renderer:
         if not self._render_fast(found, chats, marks, template):
             self._render_slow(found, chats, marks, template)
 
-    def _roles_are_known(self, found: Prepared, record: int, chat: Chat) -> bool:
-        for number, turn in enumerate(chat.messages):
-            if turn["role"] not in self._roles:
-                self.bad(
-                    found,
-                    record,
-                    f"messages[{number}] has the role {turn['role']!r}, which neither padless nor the chat "
-                    f"template knows; known are {', '.join(sorted(ROLES))}, and what the template names",
-                )
-                return False
-        return True
+    def _allowed(
+        self, found: Prepared, chats: list[tuple[int, Chat]], refusal: Callable[[Chat], str | None]
+    ) -> list[tuple[int, Chat]]:
+        """The chats but for those that there is a reason to refuse."""
+        kept: list[tuple[int, Chat]] = []
+        for record, chat in chats:
+            reason = refusal(chat)
+            if reason is None:
+                kept.append((record, chat))
+            else:
+                self.bad(found, record, reason)
+        return kept
 
     def _render_fast(
         self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
@@ -298,17 +297,10 @@ class Renderer:
         """Whether each of the assistant's turns is one span, where some are trained and others not."""
         if record not in found.untrained and self.config.train_on != "last":
             return True
-        answers = sum(turn["role"] == "assistant" for turn in chat.messages)
-        spans = marked.count(marks[0])
-        if spans == answers:
-            return True
-        self.bad(
-            found,
-            record,
-            f"not all of its turns are to be trained, but the chat template writes {spans} trained spans for "
-            f"{answers} turns of the assistant, so which is of which cannot be told",
-        )
-        return False
+        reason = unclear_turns(chat, marked.count(marks[0]))
+        if reason is not None:
+            self.bad(found, record, reason)
+        return reason is None
 
     def _render_shielded(
         self, found: Prepared, record: int, chat: Chat, content: list[str], marks: str

@@ -140,11 +140,7 @@ def _flag(turn: Message, where: str) -> bool:
 def _is_flag(key: Any, value: Any) -> bool:
     if key in FLAGS:
         return True
-    if (
-        type(value) not in (bool, int, float, list)
-        or type(key) is not str
-        or key in ("content", "tool_calls")
-    ):
+    if type(value) not in (bool, int, float, list) or type(key) is not str:
         return False
     return bool(_LIKE_A_FLAG.search(key) or difflib.get_close_matches(key.lower(), FLAGS[:1], cutoff=0.8))
 

@@ -15,7 +15,7 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 """Roles that any chat template may be given; others it must name itself."""
 
 
-def known_roles(template_source: str) -> Set[str]:
+def known_roles(template_source: str) -> frozenset[str]:
     """ROLES, and every word that the template has in quotes."""
     return ROLES.union(re.findall(r"""['"](\w+)['"]""", template_source))
 

@@ -33,9 +33,8 @@ TRIMMED_DIFFERENTLY = "\x1c\x1d\x1e\x1f"
 
 def built_in(name: str) -> str:
     """The text of a template of BUILT_IN."""
-    with open(
-        os.path.join(os.path.dirname(__file__), "templates", f"{name}.jinja"), encoding="utf-8"
-    ) as file:
+    folder = os.path.join(os.path.dirname(__file__), "templates")
+    with open(os.path.join(folder, f"{name}.jinja"), encoding="utf-8") as file:
         return file.read()
 
 

@@ -208,7 +208,8 @@ class Renderer:
             raise InputError(
                 f"what to train on cannot be told from the chat template {template.name}: "
                 f"{template.why_unmarked}; give one that marks the assistant's turns with "
-                "{% generation %} blocks (--template FILE, or --template chatml), or --train-on all"
+                "{% generation %} blocks (--template FILE, or a built-in one such as chatml), or "
+                "--train-on all"
             )
         if not self._roles.issuperset([turn["role"] for _, chat in chats for turn in chat.messages]):
             chats = self._allowed(found, chats, lambda chat: unknown_role(chat, self._roles))

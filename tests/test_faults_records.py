@@ -486,6 +486,15 @@ def test_columns_that_fit_two_formats_are_refused_and_listed(
     assert targets(packed(tmp_path, [row], words, "--format", name)) == [[20, END]]
 
 
+def test_pairs_of_answers_are_not_taken_for_something_else(tmp_path: Path, words: Path) -> None:
+    asked = [{"from": "human", "value": "w10"}]
+    row = {"conversations": asked, "chosen": {"from": "gpt", "value": "w20"}, "rejected": {"from": "gpt"}}
+    said = refused(tmp_path, [row], words)
+    assert "conversations, chosen, rejected" in said and "--column completion=chosen" in said
+    options = ("--column", "prompt=conversations", "--column", "completion=chosen")
+    assert targets(packed(tmp_path, [row], words, *options)) == [[20, END]]
+
+
 def test_columns_that_are_empty_do_not_make_a_format_doubtful(tmp_path: Path, words: Path) -> None:
     row = {**chat("w10", "w20"), "conversations": None, "prompt": "", "completion": ""}
     assert targets(packed(tmp_path, [row], words)) == [[20, END]]

@@ -40,6 +40,12 @@ def detect(row: Mapping[str, Any] | str, columns: Columns, source: str) -> str:
     """The format's name for a source whose first record this is; InputError where none or two fit."""
     if isinstance(row, str):
         return "text"
+    if "completion" not in columns.named and all(row.get(name) for name in ("chosen", "rejected")):
+        raise InputError(
+            f"{source}: its columns ({', '.join(map(str, row))}) are pairs of a better and a worse answer, "
+            "which are not packed as pairs; to train on the better one alone, give --column "
+            "completion=chosen (and --column prompt=NAME), or name another --format"
+        )
     fitting = _fitting(row, columns)
     if len(fitting) > 1:  # columns that are empty say nothing
         filled = {name: value for name, value in row.items() if value not in (None, "", [])}

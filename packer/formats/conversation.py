@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from padless.packer.formats.examples import Message, RecordError
@@ -142,6 +143,11 @@ def _is_flag(key: Any, value: Any) -> bool:
         return True
     if type(value) not in (bool, int, float, list) or type(key) is not str:
         return False
+    return _sounds_like_a_flag(key)
+
+
+@lru_cache(1024)  # records share their keys
+def _sounds_like_a_flag(key: str) -> bool:
     return bool(_LIKE_A_FLAG.search(key) or difflib.get_close_matches(key.lower(), FLAGS[:1], cutoff=0.8))
 
 

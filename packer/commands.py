@@ -15,6 +15,7 @@ from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS
 from padless.packer.strategies import STRATEGIES
+from padless.packer.template import BUILT_IN, CLASSIC
 from padless.runtime.format import PadlessError
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def build(
     template: Annotated[
         str | None,
         Option(
-            help="Chat template: a file, chatml, or alpaca (the classic prompts). Default: the tokenizer's."
+            help=f"Chat template: a file, {', '.join(BUILT_IN)}, or {CLASSIC} (the classic prompts). "
+            "Default: the tokenizer's."
         ),
     ] = None,
     template_arg: Annotated[

@@ -116,11 +116,10 @@ def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> ND
     keep = np.ones(len(text), dtype=np.bool_)
     if config.train_on == "last":
         keep[:-1] = text[:-1] != text[1:]
-    for record, context in prepared.first_trained.items():
+    for record, untrained in prepared.untrained.items():
         at = int(np.searchsorted(records, record))
         if at < len(records) and records[at] == record:  # else the template or the ids were refused
-            first, stop = np.searchsorted(text, [at, at + 1]).tolist()
-            keep[first : min(first + context, stop)] = False
+            keep[int(np.searchsorted(text, at)) + np.asarray(untrained)] = False
     edges = np.zeros(len(spanned.ids) + 1, dtype=np.int32)
     np.add.at(edges, start[keep], 1)
     np.add.at(edges, end[keep], -1)

@@ -48,6 +48,8 @@ class BuildResult:
     backends: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
     """source -> the format it was taken for."""
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """source -> its columns, where they told its format."""
     seconds: float = 0.0
     profile: dict[str, float] = field(default_factory=dict)
     """stage -> seconds."""
@@ -161,6 +163,7 @@ class _Build:
             manifest=manifest,
             backends=stage.backends,
             formats={self.files[number].name: name for number, name in sorted(stage.formats.items())},
+            columns={self.files[number].name: names for number, names in sorted(stage.columns.items())},
             profile=self.profile,
             resumed_chunks=resumed,
             replaced_surrogates=sum(entry.replaced for entry in store.entries.values()),

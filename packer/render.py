@@ -21,6 +21,7 @@ from padless.packer.formats.examples import Chat, Columns, Example, Pair, Record
 from padless.packer.lines import EMPTY, MALFORMED, Problem
 from padless.packer.locate import located
 from padless.packer.marks import Marked, choose_marks, leaves, mark_plain, split_marked
+from padless.packer.refusals import known_roles, lost_calls, unclear_turns, unknown_role
 from padless.packer.sources import BadRecord, Chunk, read_chunk
 from padless.packer.spans import Shield, check_no_stand_ins
 from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
@@ -63,8 +64,8 @@ class Prepared:
     tokens: list[tuple[int, Tokens]] = field(default_factory=list)
     dropped: dict[int, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    first_trained: dict[int, int] = field(default_factory=dict)
-    """Assistant turns of a record's context, that are not trained."""
+    untrained: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Which of a record's assistant turns (0: the first) are not trained."""
     empty_replies: list[int] = field(default_factory=list)
     eval_records: NDArray[np.bool_] | None = None
     replaced: int = 0
@@ -85,6 +86,7 @@ class Renderer:
         if config.train_on != "all" or config.overflow == "truncate":  # else turns do not matter
             template = located(template, encoder.files.special_contents)
         self.template = template
+        self._roles = known_roles(template.source if template is not None else "")
         self.columns = Columns(config.columns)
         self.shield = shield
         self._folder = encoder.files.folder
@@ -137,13 +139,17 @@ class Renderer:
         system = self.config.system is not None
         for record, example in examples:
             if isinstance(example, Chat):
+                if example.untrained and self.config.train_on == "all":
+                    self.bad(
+                        found, record, "it leaves turns out of the loss, but --train-on all trains everything"
+                    )
+                    continue
                 chats.append((record, self._with_system(example) if system else example))
                 if not example.messages[-1].get("content") and _has_empty_reply(example):
                     found.empty_replies.append(record)
-                if example.first_trained and self.config.train_on in ("auto", "completion"):
-                    found.first_trained[record] = sum(
-                        turn["role"] == "assistant" for turn in example.messages[: example.first_trained]
-                    )
+                untrained = self._untrained(example)
+                if untrained:
+                    found.untrained[record] = untrained
             elif isinstance(example, Tokens):
                 found.tokens.append((record, example))
                 if not example.input_ids:
@@ -158,12 +164,26 @@ class Renderer:
         self._render_chats(found, chats)
         self._render_plain(found, plain)
 
+    def _untrained(self, chat: Chat) -> tuple[int, ...]:
+        """Which of the assistant's turns are context, or left out of the loss by the record itself."""
+        context = chat.first_trained if self.config.train_on in ("auto", "completion") else 0
+        if not context and not chat.untrained:
+            return ()
+        answers = [n for n, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
+        return tuple(
+            place for place, number in enumerate(answers) if number < context or number in chat.untrained
+        )
+
     def _with_system(self, chat: Chat) -> Chat:
         if self.config.system is None or chat.messages[0]["role"] == "system":
             return chat
         system = {"role": "system", "content": self.config.system}
         shift = 1 if chat.first_trained else 0
-        return chat._replace(messages=[system, *chat.messages], first_trained=chat.first_trained + shift)
+        return chat._replace(
+            messages=[system, *chat.messages],
+            first_trained=chat.first_trained + shift,
+            untrained=tuple(number + 1 for number in chat.untrained),
+        )
 
     def _render_plain(self, found: Prepared, plain: list[tuple[int, Pair | Text]]) -> None:
         if not plain:
@@ -191,9 +211,14 @@ class Renderer:
             raise InputError(
                 f"what to train on cannot be told from the chat template {template.name}: "
                 f"{template.why_unmarked}; give one that marks the assistant's turns with "
-                "{% generation %} blocks (--template FILE, or --template chatml), or --train-on all"
+                "{% generation %} blocks (--template FILE, or a built-in one such as chatml), or "
+                "--train-on all"
             )
+        if not self._roles.issuperset([turn["role"] for _, chat in chats for turn in chat.messages]):
+            chats = self._allowed(found, chats, lambda chat: unknown_role(chat, self._roles))
         joined, plain = _joined(chats)
+        if not plain:
+            chats = self._allowed(found, chats, lambda chat: lost_calls(chat, template.source))
         marks = choose_marks([template.fixed_text, joined])
         if marks is None:
             self._in_halves(found, chats, self._render_chats)
@@ -216,6 +241,19 @@ class Renderer:
         if not self._render_fast(found, chats, marks, template):
             self._render_slow(found, chats, marks, template)
 
+    def _allowed(
+        self, found: Prepared, chats: list[tuple[int, Chat]], refusal: Callable[[Chat], str | None]
+    ) -> list[tuple[int, Chat]]:
+        """The chats but for those that there is a reason to refuse."""
+        kept: list[tuple[int, Chat]] = []
+        for record, chat in chats:
+            reason = refusal(chat)
+            if reason is None:
+                kept.append((record, chat))
+            else:
+                self.bad(found, record, reason)
+        return kept
+
     def _render_fast(
         self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
     ) -> bool:
@@ -227,7 +265,7 @@ class Renderer:
             # The second guard: one record of every chunk, against the reference.
             if not marked.startswith(template.render(chats[0][1], marks)):
                 return False
-            self._add(found, [record for record, _ in chats], marked, marks)
+            self._add(found, chats, marked, marks)
         except Exception:  # a record that the template refuses: the reference finds it
             return False
         return True
@@ -236,11 +274,11 @@ class Renderer:
         self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
     ) -> None:
         pieces: list[str] = []
-        kept: list[int] = []
+        kept: list[tuple[int, Chat]] = []
         for record, chat in chats:
             try:
                 pieces.append(template.render(chat, marks))
-                kept.append(record)
+                kept.append((record, chat))
             except RecordError as error:
                 self.bad(found, record, str(error))
         if kept:
@@ -249,9 +287,24 @@ class Renderer:
             except RecordError as error:
                 raise InputError(f"chat template {template.name}: {error}") from error
 
-    def _add(self, found: Prepared, records: list[int], marked: str, marks: str) -> None:
+    def _add(self, found: Prepared, chats: list[tuple[int, Chat]], marked: str, marks: str) -> None:
+        if found.untrained or self.config.train_on == "last":
+            rendered = zip(chats, marked.split(marks[2])[:-1], strict=True)
+            kept = [
+                (item, text) for item, text in rendered if self._turns_are_told(found, *item, text, marks)
+            ]
+            chats, marked = [item for item, _ in kept], "".join(text + marks[2] for _, text in kept)
         parts = split_marked(marked, marks, normalizes=self._normalizes)
-        found.batches.append(Batch(records, parts, plain=False, is_chat=True))
+        found.batches.append(Batch([record for record, _ in chats], parts, plain=False, is_chat=True))
+
+    def _turns_are_told(self, found: Prepared, record: int, chat: Chat, marked: str, marks: str) -> bool:
+        """Whether each of the assistant's turns is one span, where some are trained and others not."""
+        if record not in found.untrained and self.config.train_on != "last":
+            return True
+        reason = unclear_turns(chat, marked.count(marks[0]))
+        if reason is not None:
+            self.bad(found, record, reason)
+        return reason is None
 
     def _render_shielded(
         self, found: Prepared, record: int, chat: Chat, content: list[str], marks: str
@@ -265,7 +318,8 @@ class Renderer:
         except RecordError as error:
             self.bad(found, record, str(error))
         else:
-            found.shielded.append((record, marked, marks, stand_ins))
+            if self._turns_are_told(found, record, chat, marked, marks):
+                found.shielded.append((record, marked, marks, stand_ins))
 
     def _in_halves(
         self, found: Prepared, items: list[Any], render: Callable[[Prepared, list[Any]], None]

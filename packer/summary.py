@@ -83,7 +83,11 @@ def print_summary(result: BuildResult, console: Console) -> None:
             f"{result.output} is finished already (same options, same sources); nothing done",
         )
     for source, name in list(result.formats.items())[:10]:
-        _line(console, f"{source}: {name}")
+        columns = result.columns.get(source)
+        told_by = (
+            f" (columns: {', '.join(columns[:12])}{', ...' if len(columns) > 12 else ''})" if columns else ""
+        )
+        _line(console, f"{source}: {name}{told_by}")
     if len(result.formats) > 10:
         _line(console, f"... and {len(result.formats) - 10:,} more sources")
     records = f"{facts['records']:,} records: {facts['kept_records']:,} kept"

@@ -18,21 +18,8 @@ from typing import Any
 from padless.packer.errors import InputError
 from padless.packer.formats.examples import Chat, RecordError
 
-BUILT_IN = {
-    "chatml": (
-        "{%- for message in messages %}\n"
-        "    {{- '<|im_start|>' + message.role + '\\n' }}\n"
-        "    {%- if message.role == 'assistant' %}\n"
-        "        {%- generation %}\n"
-        "            {{- message.content + '<|im_end|>' }}\n"
-        "        {%- endgeneration %}\n"
-        "    {%- else %}\n"
-        "        {{- message.content + '<|im_end|>' }}\n"
-        "    {%- endif %}\n"
-        "    {{- '\\n' }}\n"
-        "{%- endfor %}\n"
-    ),
-}
+BUILT_IN = ("chatml", "llama3", "mistral", "gemma", "phi", "qwen", "deepseek")
+"""Templates that come along, for chats of text; each is templates/NAME.jinja and marks its answers."""
 CLASSIC = "alpaca"
 """The name that asks for the two classic alpaca prompts instead of a chat template."""
 
@@ -44,12 +31,19 @@ TRIMMED_DIFFERENTLY = "\x1c\x1d\x1e\x1f"
 """Python's strip removes these, the other engine's trim leaves them."""
 
 
+def built_in(name: str) -> str:
+    """The text of a template of BUILT_IN."""
+    folder = os.path.join(os.path.dirname(__file__), "templates")
+    with open(os.path.join(folder, f"{name}.jinja"), encoding="utf-8") as file:
+        return file.read()
+
+
 def load_template(option: str | None, own: str | None) -> str | None:
     """The template's text: a built-in name, a file, or (None) the tokenizer's own."""
     if option is None:
         return own
     if option in BUILT_IN:
-        return BUILT_IN[option]
+        return built_in(option)
     if not os.path.isfile(option):
         raise InputError(f"no template {option!r}: give a file, or one of {', '.join([*BUILT_IN, CLASSIC])}")
     try:

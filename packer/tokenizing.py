@@ -51,6 +51,8 @@ class Tokenizing:
         self.done = done
         self.formats: dict[int, str] = {}
         """Source -> the format of its records."""
+        self.columns: dict[int, tuple[str, ...]] = {}
+        """Source -> the columns of its first record, where its format was told by them."""
         self.backends: dict[str, str] = {}
         self.vocab_size = self.largest_id = 0
         self._size = sum(os.path.getsize(file.path) for file in self.files)
@@ -157,6 +159,8 @@ class Tokenizing:
                     "name it with --format"
                 )
             name = detect(rows[0], Columns(self.config.columns), file.name)
+            if isinstance(rows[0], dict):
+                self.columns[chunk.source] = tuple(map(str, rows[0]))
         if self.config.overflow == "split" and name not in ("text", "tokenized"):
             raise InputError(
                 f"--overflow split is for text: a fragment of {file.name} ({name}) would begin in "

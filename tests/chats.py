@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from padless.packer.formats.examples import Chat
 from padless.packer.marks import choose_marks, leaves
-from padless.packer.template import BUILT_IN, ChatTemplate
+from padless.packer.template import ChatTemplate, built_in
 from padless.packer.tokenizer_files import TokenizerFiles, read_files
 
 OWN = ("qwen3/own", "llama3.1/own", "mistral-sp/own", "qwen3/chatml.jinja")
@@ -72,7 +72,7 @@ def template_of(shared: Path, name: str) -> ChatTemplate:
         source = files.own_template()
         assert source is not None
     elif file == "built-in":
-        source = BUILT_IN["chatml"]
+        source = built_in("chatml")
     else:
         source = (shared / "tokenizers" / name).read_text(encoding="utf-8")
     return ChatTemplate(source, files.named_tokens(), name)

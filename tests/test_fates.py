@@ -125,7 +125,9 @@ def apply(options: PackConfig, records: list[Record]) -> tuple[list[Line], list[
     prepared = Prepared(CHUNK, len(records), None)
     prepared.dropped = {n: MALFORMED for n, record in enumerate(records) if record.malformed}
     prepared.empty_replies = [n for n, record in enumerate(records) if record.empty_reply]
-    prepared.first_trained = {n: record.context for n, record in enumerate(records) if record.context}
+    prepared.untrained = {
+        n: tuple(range(record.context)) for n, record in enumerate(records) if record.context
+    }
     kept = [(n, record) for n, record in enumerate(records) if not record.malformed]
     offsets = np.cumsum([0, *(len(record.ids) for _, record in kept)])
     spans = [

@@ -158,7 +158,11 @@ def test_every_format_is_tried_here() -> None:
             {"conversations": [{"from": "nobody", "value": "x"}]},
             "is from 'nobody'; known are human",
         ),
-        ("sharegpt", {"conversations": [{"from": "gpt", "value": 1}]}, r"\[0\].value must be text, got int"),
+        (
+            "sharegpt",
+            {"conversations": [{"from": "gpt", "value": 1}]},
+            r"\[0\].value must be text .*, got int",
+        ),
         ("sharegpt", {"conversations": [{"from": "gpt"}]}, r"conversations\[0\] must have from and value"),
         ("prompt-completion", {"prompt": "p"}, "no column completion or answer or response"),
         ("prompt-completion", {"prompt": [user("q")], "completion": [user("r")]}, "has no assistant turn"),
@@ -224,7 +228,7 @@ def test_any_row_is_converted_or_refused_with_a_reason(row: dict[str, Any]) -> N
     try:
         name = detect(row, USUAL, "here")
     except InputError as error:
-        assert "name it with --format" in str(error)
+        assert "--format" in str(error)
     else:
         assert FORMATS[name].matches(row, USUAL)
     for one in FORMATS.values():

@@ -393,7 +393,8 @@ def test_a_build_says_why_turns_cannot_be_told_and_what_to_do(tmp_path: Path) ->
 
 def test_where_everything_is_trained_turns_need_not_be_told(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
-    file.write_text(HEAD + "<A>{{ m.content }}<|im_end|>" + FOOT, encoding="utf-8")
+    turn = "{% if m.tool_calls %}{{ m.tool_calls | tojson }}!{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    file.write_text(HEAD + "<A>" + turn + FOOT, encoding="utf-8")
     calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
     rows = [{"messages": [user("q"), answer("", tool_calls=calls)]}]
     source = write_lines(tmp_path / "in.jsonl", rows)

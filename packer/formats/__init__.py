@@ -32,21 +32,51 @@ MIXED = frozenset({"prompt-completion"})
 """Formats whose records may be chats or plain text, one by one."""
 
 
+GIVES_WAY = frozenset({"text"})
+"""A column of text beside the columns of another format is that record rendered, or notes on it."""
+
+
 def detect(row: Mapping[str, Any] | str, columns: Columns, source: str) -> str:
-    """The format's name for a source whose first record this is; InputError where none fits."""
+    """The format's name for a source whose first record this is; InputError where none or two fit."""
     if isinstance(row, str):
         return "text"
-    if "completion" in columns.named:
-        order = ["prompt-completion"]  # whoever names a completion wants it told from its prompt
-    elif "instruction" in row or "instruction" in columns.named:
-        order = [name for name in FORMATS]
-    else:
-        order = [name for name in FORMATS if name != "alpaca"]
-    for name in order:
-        if FORMATS[name].matches(row, columns):
-            return name
+    if "completion" not in columns.named and all(row.get(name) for name in ("chosen", "rejected")):
+        raise InputError(
+            f"{source}: its columns ({', '.join(map(str, row))}) are pairs of a better and a worse answer, "
+            "which are not packed as pairs; to train on the better one alone, give --column "
+            "completion=chosen (and --column prompt=NAME), or name another --format"
+        )
+    fitting = _fitting(row, columns)
+    if len(fitting) > 1:  # columns that are empty say nothing
+        filled = {name: value for name, value in row.items() if value not in (None, "", [])}
+        fitting = _fitting(filled, columns) or fitting
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = ", ".join(map(str, row)) or "none"
+    if len(fitting) > 1:
+        raise InputError(
+            f"{source}: its columns ({listed}) fit more than one format; name the one that is meant with "
+            f"--format ({' or '.join(fitting)})"
+        )
     raise InputError(
-        f"{source}: cannot tell its format from its columns ({', '.join(map(str, row)) or 'none'}); "
+        f"{source}: cannot tell its format from its columns ({listed}); "
         f"name it with --format ({', '.join(FORMATS)}) and, where columns have other names, "
         "with --column ROLE=NAME"
     )
+
+
+def _fitting(row: Mapping[str, Any], columns: Columns) -> list[str]:
+    """The formats that the columns fit, but for those that give way to another."""
+    if "completion" in columns.named:  # whoever names a completion wants it told from its prompt
+        return ["prompt-completion"] if FORMATS["prompt-completion"].matches(row, columns) else []
+    found = [name for name, one in FORMATS.items() if one.matches(row, columns)]
+    if "tokenized" in found:  # what it was made from may stand beside it
+        return ["tokenized"]
+    if len(found) > 1:
+        found = [name for name in found if name not in GIVES_WAY]
+    if {"alpaca", "prompt-completion"}.issubset(found):  # they share names, but not all
+        names = {*row, *columns.named}
+        is_alpaca = "instruction" in names
+        if not (is_alpaca and names & {"prompt", "question", "query"}):
+            found.remove("prompt-completion" if is_alpaca else "alpaca")
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 from padless.packer.formats.examples import Chat, Columns, Example, Pair, text_of
 
 INSTRUCTION = ("instruction", "prompt", "question", "query")
+INPUT = ("input", "context")
 OUTPUT = ("output", "response", "answer", "completion")
 
 CLASSIC_WITH_INPUT = (
@@ -41,7 +42,7 @@ def classic(row: Mapping[str, Any], columns: Columns) -> Pair:
 
 
 def _fields(row: Mapping[str, Any], columns: Columns) -> tuple[str, str, str]:
-    names = columns.find_all(row, "alpaca", INSTRUCTION, ("input",), OUTPUT)
+    names = columns.find_all(row, "alpaca", INSTRUCTION, INPUT, OUTPUT)
     instruction_name, input_name, output_name = names
     if instruction_name is None or output_name is None:
         columns.value(row, *INSTRUCTION)

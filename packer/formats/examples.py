@@ -13,11 +13,14 @@ class RecordError(ValueError):
 
 
 class Chat(NamedTuple):
-    """Turns for a chat template; `first_trained` is the number of leading turns that are only context."""
+    """Turns for a chat template."""
 
     messages: list[Message]
     tools: list[Any] | None = None
     first_trained: int = 0
+    """How many leading turns are only context."""
+    untrained: tuple[int, ...] = ()
+    """Numbers of the turns that the record itself leaves out of the loss."""
 
 
 class Pair(NamedTuple):

@@ -6,10 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from padless.packer.formats.examples import Chat, Columns, Example, Message, RecordError
-
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which data sets keep a turn's reasoning; the first with a value counts."""
+from padless.packer.formats.conversation import turns_of
+from padless.packer.formats.examples import Chat, Columns, Example, RecordError
 
 
 def matches(row: Mapping[str, Any], columns: Columns) -> bool:
@@ -21,31 +19,8 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 
 
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
-    return Chat(turns_of(columns.value(row, "messages"), "messages"), tools_of(row, columns))
-
-
-def turns_of(value: Any, name: str) -> list[Message]:
-    """Checked turns; keys without a value are left out, so that null and missing are the same.
-
-    RecordError naming the turn that has no role, or neither content nor tool calls.
-    """
-    if not isinstance(value, list) or not value:
-        raise RecordError(f"{name} must be a list of turns, got {_kind(value)}")
-    turns: list[Message] = []
-    for number, turn in enumerate(value):
-        if not isinstance(turn, dict) or type(turn.get("role")) is not str:
-            raise RecordError(f"{name}[{number}] must have a role and a content, got {_kind(turn)}")
-        if len(turn) == 2 and type(turn.get("content")) is str:
-            turns.append(turn)
-            continue
-        turn = {key: item for key, item in turn.items() if item is not None}
-        reasoning = next((turn[name] for name in REASONING if name in turn), None)
-        if reasoning is not None:  # templates read it under one of two names, as transformers gives it
-            turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
-        if "content" not in turn and not turn.get("tool_calls"):
-            raise RecordError(f"{name}[{number}] ({turn['role']}) has no content")
-        turns.append(turn)
-    return turns
+    turns = turns_of(columns.value(row, "messages"), "messages")
+    return Chat(turns.messages, tools_of(row, columns), untrained=turns.untrained)
 
 
 def tools_of(row: Mapping[str, Any], columns: Columns) -> list[Any] | None:
@@ -61,12 +36,8 @@ def tools_of(row: Mapping[str, Any], columns: Columns) -> list[Any] | None:
             raise RecordError(f"tools is not valid JSON: {error}") from error
     if not value:
         return None
-    return value if isinstance(value, list) else [value]
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"an object with {', '.join(map(str, value)) or 'no keys'}"
-    if isinstance(value, list):
-        return "an empty list" if not value else "a list"
-    return "null" if value is None else type(value).__name__
+    tools = value if isinstance(value, list) else [value]
+    return [
+        {key: item for key, item in tool.items() if item is not None} if isinstance(tool, dict) else tool
+        for tool in tools
+    ]

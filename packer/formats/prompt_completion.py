@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from padless.packer.formats.conversation import turns_of
 from padless.packer.formats.examples import Chat, Columns, Example, Pair, RecordError, text_of
 from padless.packer.formats.messages import tools_of
-from padless.packer.formats.sharegpt import turns_from
 
 PROMPT = ("prompt", "question", "query", "conversations", "messages")
-COMPLETION = ("completion", "answer", "response")
+COMPLETION = ("completion", "answer", "response", "output")
 
 
 def matches(row: Mapping[str, Any], columns: Columns) -> bool:
@@ -27,7 +27,13 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
         completion = [{"role": "assistant", "content": completion}]
     if isinstance(completion, dict):  # one turn that is not in a list
         completion = [completion]
-    context, reply = turns_from(prompt, "prompt"), turns_from(completion, "completion")
-    if not any(turn["role"] == "assistant" for turn in reply):
+    context, reply = turns_of(prompt, "prompt"), turns_of(completion, "completion")
+    if not any(turn["role"] == "assistant" for turn in reply.messages):
         raise RecordError("the completion has no assistant turn")
-    return Chat(context + reply, tools_of(row, columns), first_trained=len(context))
+    before = len(context.messages)
+    return Chat(
+        context.messages + reply.messages,
+        tools_of(row, columns),
+        first_trained=before,
+        untrained=context.untrained + tuple(before + number for number in reply.untrained),
+    )

@@ -50,7 +50,11 @@ def cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
 
 
 def read(chunk: Chunk) -> Records:
-    """Rows as dicts; missing values stay None, dates and times are ISO strings."""
+    """Rows as dicts; missing values stay None, dates and times are ISO strings.
+
+    A struct has the keys of all rows; inside of another one, those without a value are left out, or one
+    record's tools would show up in the next one's.
+    """
     import pyarrow as pa
 
     table = pa.ipc.open_stream(chunk_data(chunk)).read_all()
@@ -59,6 +63,9 @@ def read(chunk: Chunk) -> Records:
     rows = (table if schema == table.schema else table.cast(schema, safe=False)).to_pylist()
     if not all(_is_plain(field.type) for field in schema):
         rows = [_as_json(row) for row in rows]
+    deep = [field.name for field in schema if _is_deep(field.type, inside=False)]
+    for row in rows if deep else ():
+        row.update((name, _without_nulls(row[name], inside=False)) for name in deep)
     return Records(rows=rows, lines=None)
 
 
@@ -123,6 +130,29 @@ def _is_plain(kind: Any) -> bool:
         or pa.types.is_boolean(kind)
         or pa.types.is_null(kind)
     )
+
+
+def _is_deep(kind: Any, *, inside: bool) -> bool:
+    """Whether there is a struct inside of a struct."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return inside or any(_is_deep(field.type, inside=True) for field in kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _is_deep(kind.value_type, inside=inside)
+    return False
+
+
+def _without_nulls(value: Any, *, inside: bool) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_nulls(item, inside=True)
+            for key, item in value.items()
+            if item is not None or not inside
+        }
+    if isinstance(value, list):
+        return [_without_nulls(item, inside=inside) for item in value]
+    return value
 
 
 def _as_json(value: Any) -> Any:

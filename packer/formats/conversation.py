@@ -1,0 +1,198 @@
+"""Turns as data sets write them, checked and in one form: role, content, and what else a template reads.
+
+    {"from": "gpt", "value": "Hi", "train": false}  ->  {"role": "assistant", "content": "Hi"}, untrained
+
+Both ways of naming the keys are understood, turn by turn. What would be lost in silence is refused instead:
+content that is neither text nor parts of text, and flags that sound like a loss mask but are not known.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from padless.packer.formats.examples import Message, RecordError
+
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "system": "system",
+    "observation": "tool",
+    "tool": "tool",
+    "function_response": "tool",
+    "function_call": "function_call",
+    "tool_call": "function_call",
+}
+"""The senders that `from` may name, and the roles they play."""
+
+SPELLINGS = {name: role for name, role in ROLES.items() if role in ("user", "assistant", "system")}
+"""Other spellings of a `role`; a role that is none of these is for the template to know."""
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which data sets keep a turn's reasoning; the first with a value counts."""
+
+FLAGS = ("train", "weight", "loss_weight")
+"""Keys of a turn that say whether it is trained: 1 or true, 0 or false."""
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of content parts that are text."""
+
+_LIKE_A_FLAG = re.compile("train|loss|learn|supervis|mask|weight", re.IGNORECASE)
+
+
+class Turns(NamedTuple):
+    """Turns in the form that templates take, and the numbers of those that are not to be trained."""
+
+    messages: list[Message]
+    untrained: tuple[int, ...] = ()
+
+
+def turns_of(value: Any, name: str) -> Turns:
+    """Checked turns; keys without a value are left out, so that null and missing are the same.
+
+    RecordError naming the turn, the field and what is wrong with it.
+    """
+    if not isinstance(value, list) or not value:
+        raise RecordError(f"{name} must be a list of turns, got {_kind(value)}")
+    turns: list[Message] = []
+    untrained: list[int] = []
+    for number, turn in enumerate(value):
+        if type(turn) is dict and len(turn) == 2 and type(turn.get("content")) is str:
+            role = turn.get("role")
+            if role in ("user", "assistant", "system"):  # nearly all: nothing to do
+                turns.append(turn)
+                continue
+        where = f"{name}[{number}]"
+        message, trained = _turn(turn, where)
+        turns.append(message)
+        if not trained:
+            untrained.append(number)
+    return Turns(turns, tuple(untrained))
+
+
+def _turn(turn: Any, where: str) -> tuple[Message, bool]:
+    """One turn, and whether it may be trained."""
+    if not isinstance(turn, dict):
+        raise RecordError(f"{where} must have a role and a content, got {_kind(turn)}")
+    turn = {key: item for key, item in turn.items() if item is not None or key == "value"}
+    if "role" not in turn and "from" in turn:
+        turn = _renamed(turn, where)
+    elif type(turn.get("role")) is not str:
+        raise RecordError(f"{where} must have a role and a content, got {_kind(turn)}")
+    else:
+        turn.pop("value", None)
+        turn["role"] = SPELLINGS.get(turn["role"].strip().lower(), turn["role"])
+    reasoning = next((turn[name] for name in REASONING if name in turn), None)
+    if reasoning is not None:  # templates read it under one of two names, as transformers gives it
+        turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
+    trained = _flag(turn, where)
+    if turn.get("tool_calls"):
+        turn.setdefault("content", "")  # null beside calls is empty
+    elif "content" not in turn:
+        raise RecordError(f"{where} ({turn['role']}) has no content")
+    if type(turn["content"]) is not str:
+        turn["content"] = _text(turn["content"], f"{where}.content")
+    return turn, trained
+
+
+def _renamed(turn: Message, where: str) -> Message:
+    """A turn with from and value as one with role and content."""
+    if "value" not in turn:
+        raise RecordError(f"{where} must have from and value")
+    role = ROLES.get(str(turn["from"]).strip().lower())
+    if role is None:
+        raise RecordError(f"{where} is from {turn['from']!r}; known are {', '.join(ROLES)}")
+    content = "" if turn["value"] is None else turn["value"]
+    if type(content) is not str:
+        content = _text(content, f"{where}.value")
+    # Of the other keys only those that mean something here: templates know no `from`.
+    more = {key: item for key, item in turn.items() if key in REASONING or _is_flag(key, item)}
+    return (_call(content) if role == "function_call" else {"role": role, "content": content}) | more
+
+
+def _flag(turn: Message, where: str) -> bool:
+    """Whether a turn may be trained; takes the flags out, which no template is to see."""
+    trained = True
+    for key in [key for key, item in turn.items() if _is_flag(key, item)]:
+        value = turn.pop(key)
+        if key not in FLAGS:
+            raise RecordError(
+                f"{where} has {key!r}, which sounds like a loss mask but is not known; a turn is left out of "
+                f"the loss by {', '.join(FLAGS)} with 0 or false"
+            )
+        if type(value) not in (bool, int, float) or value not in (0, 1):
+            raise RecordError(f"{where}.{key} must be 0 or 1 (or false and true), got {value!r}")
+        if value and turn["role"] != "assistant":
+            raise RecordError(
+                f"{where}.{key} asks to train a turn of {turn['role']}; only the assistant's can be"
+            )
+        trained = trained and bool(value)
+    return trained
+
+
+def _is_flag(key: Any, value: Any) -> bool:
+    if key in FLAGS:
+        return True
+    if type(value) not in (bool, int, float, list) or type(key) is not str:
+        return False
+    return _sounds_like_a_flag(key)
+
+
+@lru_cache(1024)  # records share their keys
+def _sounds_like_a_flag(key: str) -> bool:
+    return bool(_LIKE_A_FLAG.search(key) or difflib.get_close_matches(key.lower(), FLAGS[:1], cutoff=0.8))
+
+
+def _text(content: Any, where: str) -> str:
+    """Content parts as the text they are put together."""
+    if not isinstance(content, list):
+        raise RecordError(
+            f"{where} must be text or a list of text parts, got {_kind(content)}; "
+            "write what is not text as JSON text"
+        )
+    found: list[str] = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in TEXT_PARTS or type(part.get("text")) is not str:
+            given = f"of type {kind!r}" if kind is not None else _kind(part)
+            raise RecordError(
+                f"{where}[{number}] is {given}; only parts of text are packed "
+                '({"type": "text", "text": ...}), no images, sound or files'
+            )
+        found.append(part["text"])
+    return "".join(found)
+
+
+def _call(text: str) -> Message:
+    """A function_call turn: its JSON becomes tool calls; what is no call stays the answer's text."""
+    try:
+        calls = json.loads(text)
+    except ValueError:
+        return {"role": "assistant", "content": text}
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+        return {"role": "assistant", "content": text}
+    wrapped = [
+        {
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
+        }
+        for call in calls
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": wrapped}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"an object with {', '.join(map(str, value)) or 'no keys'}"
+    if isinstance(value, list):
+        return "an empty list" if not value else "a list"
+    return "null" if value is None else type(value).__name__

@@ -6,6 +6,7 @@ load, and the imports fit into its shadow.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -14,6 +15,9 @@ def main() -> None:
     """The console script. Exit 0 done, 1 a check failed, 2 wrong use or bad input, 130 interrupted."""
     # Numeric libraries start threads that a packer has no use for, and that forking would have to survive.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter is no error
+            stream.reconfigure(errors="backslashreplace")
     try:
         _start_loading(sys.argv[1:])
         from padless.packer.commands import run
@@ -22,8 +26,12 @@ def main() -> None:
     except KeyboardInterrupt:  # before there was anything to interrupt
         print("interrupted", file=sys.stderr)
         code = 130
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # closed before we began
+                stream.flush()
+        except BrokenPipeError:  # whoever read has seen enough
+            pass
     # Taking millions of small objects apart one by one takes longer than a small build's plan.
     os._exit(code)
 

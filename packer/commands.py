@@ -46,6 +46,8 @@ def run() -> int:
     except (KeyboardInterrupt, typer.Abort):
         _tell_interrupted()
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has seen enough
+        return 0
     except OSError as error:
         _tell_error(f"{error.filename or ''} {error.strerror or error}".strip())
         return 2
@@ -171,7 +173,10 @@ def build(
         text_by=text_by,
         limit=limit,
         template=template,
-        template_args=_pairs(template_arg, "--template-arg", "NAME=VALUE"),
+        template_args={
+            name: _scalar(value)
+            for name, value in _pairs(template_arg, "--template-arg", "NAME=VALUE").items()
+        },
         system=system,
         train_on=train_on,
         bos=bos,
@@ -339,6 +344,15 @@ def _switch(name: str, value: Any) -> bool:
     return value
 
 
+def _scalar(text: str) -> str | bool | int | float | None:
+    """A template's variable as typed: true, false, null and numbers are what JSON says, the rest is text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if value is None or isinstance(value, bool | int | float) else text
+
+
 def _pairs(values: list[str] | None, option: str, form: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in values or ():
@@ -350,4 +364,5 @@ def _pairs(values: list[str] | None, option: str, form: str) -> dict[str, str]:
 
 
 def _print_json(content: Any) -> None:
-    sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
+    is_utf8 = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps(content, ensure_ascii=not is_utf8) + "\n")

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
 from padless.packer.tables import Places, SplitLines, gather_of, write_table
 from padless.packer.token_store import ChunkStore
@@ -104,6 +104,7 @@ def write_rest(
     shards: tuple[ShardInfo, ...],
     beside: Beside,
     facts: Facts,
+    strategy: str,
 ) -> Manifest:
     """What makes the split a data set: the manifest last."""
     hashed = plan_hash(plan, lines.lengths, facts.max_length)
@@ -119,7 +120,7 @@ def write_rest(
         largest_id=facts.largest_id,
         chat_template_checksum=facts.template_checksum,
         columns=columns,
-        options=facts.options,
+        options={**facts.options, "packed_with": strategy},
         sources=tuple(
             SourceInfo(path=s.path, bytes=s.bytes, checksum=s.checksum, records=records)
             for s, records in zip(facts.sources, lines.records_by_source, strict=True)
@@ -127,8 +128,8 @@ def write_rest(
         seed=facts.seed,
         statistics=_statistics(plan, lines, facts),
         plan_hash=hashed,
-        padless_version=_version("padless"),
-        pyarrow_version=_version("pyarrow"),
+        padless_version=version_of("padless"),
+        pyarrow_version=version_of("pyarrow"),
     )
     sync_folder(folder)
     write_bytes(folder, MANIFEST, manifest.to_json())
@@ -196,10 +197,3 @@ def _state(shards: tuple[ShardInfo, ...], hashed: str, name: str) -> dict[str, A
 
 def _json(content: dict[str, Any]) -> bytes:
     return json.dumps(content, indent=2, sort_keys=True).encode("utf-8") + b"\n"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"

@@ -20,6 +20,9 @@ COMPRESSION = ("none", "zstd", "lz4")
 KEEP_OR_DROP = ("keep", "drop")
 ERROR_OR_DROP = ("error", "drop")
 
+INT64_MAX = 2**63 - 1
+INT32_MAX = 2**31 - 1
+"""Lengths and offsets within a pack are int32 in the packed folder."""
 NOT_RECORDED = frozenset(
     {"sources", "eval_sources", "tokenizer", "template", "output", "workers", "force", "progress"}
 )
@@ -44,7 +47,8 @@ class PackConfig:
     """Take the first so many records of all sources."""
     template: str | None = None
     """A file, or the name of a built-in template; None: the tokenizer's own."""
-    template_args: Mapping[str, str] = field(default_factory=dict)
+    template_args: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
+    """Variables for the chat template."""
     system: str | None = None
     """A system turn put before chats that have none."""
     train_on: str = "auto"
@@ -74,7 +78,7 @@ class PackConfig:
     """Called with a stage's name and its counters; None: silent."""
 
     def __post_init__(self) -> None:
-        from padless.packer.formats import FORMATS
+        from padless.packer.formats import FORMATS, ROLES
         from padless.packer.strategies import STRATEGIES
 
         for name in ("sources", "eval_sources"):
@@ -89,24 +93,23 @@ class PackConfig:
                 self._instance(name, str, "text")
         for name in ("allow_special", "force"):
             self._instance(name, bool, "true or false")
-        for name in ("columns", "template_args"):
-            value = getattr(self, name)
-            if not isinstance(value, Mapping) or not all(
-                isinstance(item, str) for pair in value.items() for item in pair
-            ):
-                raise InputError(f"{name} must give a text for each name, got {value!r}")
+        self._pairs("columns", (str,), "a column")
+        self._pairs(
+            "template_args", (str, bool, int, float, type(None)), "a text, number, true, false or null"
+        )
+        unknown = [role for role in self.columns if role not in ROLES]
+        if unknown:
+            raise InputError(f"columns: no role {unknown[0]!r}; roles are {', '.join(ROLES)}")
         if not self.sources:
             raise InputError("no source given: name at least one file, glob or folder")
-        self._integer("max_length", 1, "tokens")
-        self._integer("max_sequences_per_pack", 1, "sequences")
+        self._integer("max_length", 1, "tokens", INT32_MAX)
+        self._integer("max_sequences_per_pack", 1, "sequences", INT32_MAX)
         self._integer("shard_size", 1, "bytes")
         if self.limit is not None:
             self._integer("limit", 1, "records")
         if self.workers is not None:
             self._integer("workers", 1, "workers")
         self._integer("seed", 0, "")
-        if self.seed >= 2**63:
-            raise InputError(f"seed must be below 2**63, got {self.seed}")
         for name in ("eval_fraction", "max_drop_share"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
@@ -125,10 +128,20 @@ class PackConfig:
         self._choice("on_bad_record", ERROR_OR_DROP)
         self._choice("on_empty_reply", KEEP_OR_DROP)
 
-    def _integer(self, name: str, least: int, unit: str) -> None:
+    def _integer(self, name: str, least: int, unit: str, most: int = INT64_MAX) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name} must be at least {least} {unit}".rstrip() + f", got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{name} must be a whole number, got {value!r}")
+        if value < least:
+            raise InputError(f"{name} must be at least {least} {unit}".rstrip() + f", got {value:,}")
+        if value > most:
+            raise InputError(f"{name} must be at most {most:,} {unit}".rstrip() + f", got {value:,}")
+
+    def _pairs(self, name: str, kinds: tuple[type, ...], words: str) -> None:
+        value = getattr(self, name)
+        names = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        if not names or not all(isinstance(item, kinds) for item in value.values()):
+            raise InputError(f"{name} must give {words} for each name, got {value!r}")
 
     def _instance(self, name: str, kind: type, word: str) -> None:
         value = getattr(self, name)

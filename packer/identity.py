@@ -10,6 +10,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from padless.packer.config import PackConfig
@@ -27,6 +28,14 @@ from padless.runtime.format import (
     load_manifest,
     read_manifest,
 )
+
+
+def version_of(package: str) -> str:
+    """An installed package's version; "unknown" where it is not installed (a bare checkout)."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 @dataclass
@@ -88,7 +97,8 @@ class Identity:
     def key(self) -> str:
         """Names everything that decides what a chunk becomes."""
         tokenizer = checksum_bytes(self.tokenizer.contents["tokenizer.json"])
-        facts: list[Any] = [self.options, tokenizer, self.template_checksum]
+        engines = [version_of(name) for name in ("padless", "tokenizers", "jinja2", "minijinja")]
+        facts: list[Any] = [self.options, tokenizer, self.template_checksum, engines]
         for file in self.files:
             about = os.stat(file.path)
             facts.append([file.name, file.eval, about.st_size, about.st_mtime_ns])

@@ -21,7 +21,7 @@ _FILES = r"sequences(-\d{5,})?\.parquet|dataset_info\.json|state\.json|dataset_d
 _OURS = re.compile(
     rf"shard-\d{{5,}}-[0-9a-f]{{8}}\.arrow|{_FILES}|\.(shard-\d{{5,}}|tokenizer-.*|{_FILES})\.tmp"
 )
-_FREE = ("README.md", "report.html", "plans")
+_FREE = ("README.md", "report.html")
 """Ours or the user's additions: they stand beside the data and are left where they are."""
 
 
@@ -56,7 +56,7 @@ def _stranger(folder: str, *, nested: bool) -> str | None:
         path = os.path.join(folder, name)
         if name == "tokenizer" and os.path.isdir(path):
             other = next(
-                (n for n in sorted(os.listdir(path)) if n not in COPIED and not n.startswith(".")),
+                (n for n in sorted(os.listdir(path)) if n not in COPIED),
                 None,
             )
             if other is not None:
@@ -71,6 +71,10 @@ def _stranger(folder: str, *, nested: bool) -> str | None:
                 return f"{name}/{inside}"
         elif name == MANIFEST and not _is_ours(path):
             return name
+        elif name == "plans" and os.path.isdir(path):
+            other = next((n for n in sorted(os.listdir(path)) if not n.endswith(".parquet")), None)
+            if other is not None:
+                return f"plans/{other}"
         elif not _OURS.fullmatch(name) and name not in _FREE:
             return name
     return None

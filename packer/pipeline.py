@@ -185,6 +185,11 @@ class _Build:
                 f"({listed}), more than max_drop_share {self.config.max_drop_share:.1%}: look at the source, "
                 "or allow it with --max-drop-share"
             )
+        if not any(split.trained for split in lines):
+            raise InputError(
+                "nothing to train on: all tokens of every sequence that was kept are masked; look at "
+                "--train-on and --max-length"
+            )
         for name, split in zip(self.identity.splits, lines, strict=True):
             if not len(split.lengths):
                 raise InputError(
@@ -192,10 +197,13 @@ class _Build:
                     "--eval-fraction or --seed"
                 )
 
+    def _strategy(self, split: str) -> str:
+        return self.config.eval_strategy if split == SPLITS[1] else self.config.strategy
+
     def _plan(self, lines: list[SplitLines]) -> list[PackPlan]:
         plans: list[PackPlan] = []
         for name, split in zip(self.identity.splits, lines, strict=True):
-            strategy = self.config.strategy if name != SPLITS[1] else self.config.eval_strategy
+            strategy = self._strategy(name)
             plan = STRATEGIES[strategy](
                 split.lengths,
                 self.config.max_length,
@@ -239,16 +247,24 @@ class _Build:
                 for folder in folders:
                     retract(folder)
             late = early.result() if early is not None else beside()
+            return {
+                name: write_rest(
+                    folders[n],
+                    name or "train",
+                    plans[n],
+                    lines[n],
+                    layout,
+                    shards[n],
+                    late[n],
+                    facts,
+                    self._strategy(name),
+                )
+                for n, name in enumerate(names)
+            }
         except BaseException:
-            if fresh:
-                sweep(output, set())
+            if not os.path.exists(os.path.join(output, MANIFEST)):
+                sweep(output, set())  # half a data set is none
             raise
-        return {
-            name: write_rest(
-                folders[n], name or "train", plans[n], lines[n], layout, shards[n], late[n], facts
-            )
-            for n, name in enumerate(names)
-        }
 
     def _write_shards(
         self,

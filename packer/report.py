@@ -194,7 +194,8 @@ def _warnings(report: dict[str, Any], manifest: Manifest) -> list[str]:
     if empty_replies:
         found.append(f"{empty_replies:,} records have an empty reply (--on-empty-reply drop)")
     # One sequence a pack is asked for, as a rule for evaluation, and not meant to fill anything.
-    if report["packs"] and report["utilization"] < 0.9 and options.get("strategy") != "none":
+    strategy = options.get("packed_with", options.get("strategy"))
+    if report["packs"] and report["utilization"] < 0.9 and strategy != "none":
         found.append(
             f"the packs are {report['utilization']:.1%} full: a larger --max-length or another "
             "--strategy fills them better"

@@ -96,7 +96,8 @@ class Tokenizing:
         if encoder.fast is None:
             tokenizer += f" (fastokens: {encoder.why_not_fast})"
         fast = template is not None and template.fast is not None
-        self.backends = {"tokenizer": tokenizer, "template": "minijinja" if fast else "jinja2"}
+        engine = "none" if template is None else "minijinja" if fast else "jinja2"
+        self.backends = {"tokenizer": tokenizer, "template": engine}
         if self._problems:
             raise self._problem(min(self._problems, key=lambda entry: entry.chunk))
         if not self._small:
@@ -152,11 +153,14 @@ class Tokenizing:
     def _format(self, chunk: Chunk, file: SourceFile) -> str:
         name = self.config.format
         if name == "auto":
-            rows = [row for row in read_chunk(chunk).rows if type(row) is not BadRecord]
+            records = read_chunk(chunk).rows
+            rows = [row for row in records if type(row) is not BadRecord]
             if not rows:
+                line, message = records[0].line, records[0].message
+                where = f"{file.name}, record 0" + (f" (line {line:,})" if line is not None else "")
                 raise InputError(
-                    f"{file.name}: none of its first records can be read, so its format cannot be told; "
-                    "name it with --format"
+                    f"{where}: {message}; none of the first {len(records):,} records can be read, so what "
+                    "they are cannot be told"
                 )
             name = detect(rows[0], Columns(self.config.columns), file.name)
             if isinstance(rows[0], dict):

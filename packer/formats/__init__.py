@@ -32,6 +32,12 @@ MIXED = frozenset({"prompt-completion"})
 """Formats whose records may be chats or plain text, one by one."""
 
 
+ROLES = (
+    *("instruction", "input", "output", "messages", "conversations", "tools", "prompt", "completion"),
+    *("text", "input_ids", "labels", *tokenized.MASKS),
+)
+"""What a column can be named for (`--column ROLE=NAME`)."""
+
 GIVES_WAY = frozenset({"text"})
 """A column of text beside the columns of another format is that record rendered, or notes on it."""
 

@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import orjson
 
 from padless.packer.sources.chunks import BadRecord
@@ -18,6 +19,7 @@ from padless.packer.sources.stream import ByteStream
 
 HEAD_BYTES = 1 << 16
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+LONG_DIGITS = re.compile(rb"[0-9]{20}")
 SURROGATE = re.compile("[\ud800-\udfff]")
 KINDS = {bool: "true or false", int: "a number", float: "a number", list: "an array"}
 
@@ -36,10 +38,11 @@ def parse(text: bytes) -> tuple[Any, int]:
 
     Raises MalformedError.
     """
-    try:
-        return orjson.loads(text), 0
-    except orjson.JSONDecodeError:
-        pass
+    if not has_long_digits(text):
+        try:
+            return orjson.loads(text), 0
+        except orjson.JSONDecodeError:
+            pass
     try:
         decoded = text.decode()
     except UnicodeDecodeError as error:
@@ -54,6 +57,17 @@ def parse(text: bytes) -> tuple[Any, int]:
         raise MalformedError(0, "nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits
         raise MalformedError(0, str(error)) from None
+
+
+def has_long_digits(text: bytes) -> bool:
+    """Whether 20 digits stand in a row, as in an integer of more than 64 bits, which orjson makes a float.
+
+    One byte in ten is looked at: a run of that length holds two neighbours of them.
+    """
+    every = np.frombuffer(text, dtype=np.uint8)[::10]
+    digit = (every >= 0x30) & (every <= 0x39)
+    places = np.flatnonzero(digit[:-1] & digit[1:]) * 10
+    return any(LONG_DIGITS.search(text, max(at - 10, 0), at + 30) for at in places.tolist())
 
 
 def replace_surrogates(value: Any) -> tuple[Any, int]:

@@ -20,7 +20,7 @@ from padless.packer.sources.chunks import (
     Records,
     chunk_data,
 )
-from padless.packer.sources.json_text import MalformedError, as_row, parse
+from padless.packer.sources.json_text import MalformedError, as_row, has_long_digits, parse
 from padless.packer.sources.stream import ByteStream, cut_blocks
 
 
@@ -34,10 +34,14 @@ def read(chunk: Chunk) -> Records:
     rows: list[Any] = []
     lines: list[int] = []
     replaced = 0
-    for number, text in enumerate(chunk_data(chunk).split(b"\n"), chunk.line):
+    data = chunk_data(chunk)
+    exact = has_long_digits(data)
+    for number, text in enumerate(data.split(b"\n"), chunk.line):
         try:
-            row = orjson.loads(text)
+            row = None if exact else orjson.loads(text)
         except orjson.JSONDecodeError:
+            row = None
+        if row is None:
             if not text.strip():
                 continue
             row, count = _slow(text, number)

@@ -10,8 +10,8 @@ for a million tokens), once; after that a pack costs a few slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ class Pack:
     attention_cost: int
     extras: dict[str, Any]
     """Further columns: [T], [T, K] or [N] arrays, at pack level the value."""
+    extra_levels: Mapping[str, str] = field(default_factory=dict)
+    """token, sequence or pack for each of them: a length alone would not tell."""
 
 
 class PackBatch:
@@ -49,6 +51,9 @@ class PackBatch:
         self.offsets: dict[str, Array] = {}
         self.columns = columns
         self.num_packs = batch.num_rows
+        self.extra_levels = {
+            column.name: column.level for column in columns if column.name not in OWN_COLUMNS
+        }
         for column in columns:
             array = batch.column(column.name)
             if column.level != "pack":
@@ -69,7 +74,7 @@ class PackBatch:
                 fields[column.name] = value
         if "labels" not in fields:
             fields["labels"] = derived_labels(fields["input_ids"], fields["seq_lengths"])
-        return Pack(**fields, extras=extras)
+        return Pack(**fields, extras=extras, extra_levels=self.extra_levels)
 
     def lengths(self, name: str) -> Array:
         """How long a list column's lists are: [packs] int64."""

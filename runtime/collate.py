@@ -6,8 +6,8 @@
                          labels        [_ a a _   _ c]   _ is -100, also at each sequence's start
 
 There is no attention mask on purpose: an all-ones mask makes transformers attend across sequences.
-At 2,048 tokens a batch the calls cost more than the bytes, so every array is made by one numpy call
-into fresh memory, and the tensors are views of these arrays.
+At 2,048 tokens a batch the calls cost more than the bytes, so every array is written by one numpy
+call, and the tensors are views of these arrays.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = ["VarlenBatch", "collate", "pack_from_row"]
 
 
 _MAX_TOKENS = 2**31 - 1
+_count_up: Array = np.arange(4096)
 
 
 def collate(packs: Sequence[Pack | Mapping[str, Any]], *, columns: Iterable[ColumnInfo] = ()) -> VarlenBatch:
@@ -49,22 +50,27 @@ def collate(packs: Sequence[Pack | Mapping[str, Any]], *, columns: Iterable[Colu
     boundaries = np.zeros(len(lengths) + 1, dtype=np.int32)
     boundaries[1:] = ends
     starts = ends - lengths
-    labels = _row([pack.labels for pack in chosen], tokens)
+    # One block for all that is as long as the tokens: the allocator gives several of its size back
+    # to the system at once when a batch goes, and new pages cost more than what is written to them.
+    block = np.empty(3 * tokens + (tokens + 1) // 2, dtype=np.int64)
+    ids, labels, positions = block[: 3 * tokens].reshape(3, 1, tokens)
+    numbers = block[3 * tokens :].view(np.int32)[:tokens].reshape(1, tokens)
+    _fill(ids[0], [pack.input_ids for pack in chosen])
+    _fill(labels[0], [pack.labels for pack in chosen])
     labels[0, starts] = IGNORE_INDEX
-    positions = np.arange(tokens)
-    positions -= np.repeat(starts, lengths)
-    numbers = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    np.subtract(_counting(tokens), np.repeat(starts, lengths), out=positions[0])
+    numbers[0] = np.repeat(_counting(len(lengths)).astype(np.int32), lengths)
     cu_seq_lens = torch.from_numpy(boundaries)
     longest = int(lengths.max())
     batch = VarlenBatch(
-        input_ids=torch.from_numpy(_row([pack.input_ids for pack in chosen], tokens)),
+        input_ids=torch.from_numpy(ids),
         labels=torch.from_numpy(labels),
-        position_ids=torch.from_numpy(positions.reshape(1, tokens)),
+        position_ids=torch.from_numpy(positions),
         cu_seq_lens_q=cu_seq_lens,
         cu_seq_lens_k=cu_seq_lens,
         max_length_q=longest,
         max_length_k=longest,
-        seq_idx=torch.from_numpy(numbers.reshape(1, tokens)),
+        seq_idx=torch.from_numpy(numbers),
         sequence_ids=torch.from_numpy(_join([pack.sequence_ids for pack in chosen], np.int64)),
         num_targets=sum(pack.num_targets for pack in chosen),
     )
@@ -170,14 +176,21 @@ def _extras(packs: Sequence[Pack]) -> dict[str, Any]:
     return joined
 
 
-def _row(arrays: Sequence[Array], tokens: int) -> Array:
-    """Arrays behind each other as int64: [1, T]."""
-    row = np.empty((1, tokens), dtype=np.int64)
+def _fill(row: Array, arrays: Sequence[Array]) -> None:
+    """Write arrays behind each other into a row that is as long as all of them."""
     if len(arrays) == 1:
-        row[0] = arrays[0]
+        row[:] = arrays[0]
     else:
-        np.concatenate(arrays, out=row[0])
-    return row
+        np.concatenate(arrays, out=row)
+
+
+def _counting(count: int) -> Array:
+    """0, 1, 2, ... as int64, read-only: kept from batch to batch, since making it costs a pass."""
+    global _count_up
+    if len(_count_up) < count:
+        _count_up = np.arange(2 * count)
+        _count_up.flags.writeable = False
+    return _count_up[:count]
 
 
 def _join(arrays: Sequence[Array], dtype: type[np.int64]) -> Array:

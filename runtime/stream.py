@@ -13,20 +13,20 @@ always the same number of batches. The price is that one process knows nothing a
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from padless.runtime.batch import Pack
 from padless.runtime.collate import collate
+from padless.runtime.dataset import PackedDataset, pack_costs, step_order
 from padless.runtime.errors import StreamError
-from padless.runtime.order import Numbers, Position, StepOrder, attention_costs, idle_share
+from padless.runtime.order import Position, idle_share
+from padless.runtime.ranks import find_ranks, refuse_to_be_split
 from padless.runtime.reader import PackedReader
 from padless.runtime.stream_state import StreamState, data_identity
 from padless.runtime.varlen_batch import VarlenBatch
@@ -35,23 +35,6 @@ __all__ = ["PackedDataset", "PackedStream"]
 
 _LOG = logging.getLogger(__name__)
 _REMAINDERS = ("drop", "pad")
-_BALANCES = (None, "attention")
-# Both names exist in accelerate, the first in transformers as well.
-_SPLITTERS = ("IterableDatasetShard", "DataLoaderDispatcher")
-
-
-class PackedDataset(Dataset[Pack]):
-    """The packs of a folder by number, for `DataLoader(..., collate_fn=collate)` and trainers."""
-
-    def __init__(self, path: str | Path, *, split: str | None = None, plan: str | None = None) -> None:
-        """Open a folder; raises what PackedReader raises."""
-        self.reader = PackedReader(path, split=split, plan=plan)
-
-    def __len__(self) -> int:
-        return len(self.reader)
-
-    def __getitem__(self, index: int) -> Pack:
-        return self.reader[index]
 
 
 class PackedStream(IterableDataset[VarlenBatch]):
@@ -86,22 +69,17 @@ class PackedStream(IterableDataset[VarlenBatch]):
         """
         super().__init__()
         self.reader = PackedReader(path, split=split, plan=plan)
-        self.rank, self.world_size = _ranks(rank, world_size)
-        if packs_per_batch < 1:
-            raise StreamError(f"packs_per_batch is {packs_per_batch}; a batch takes at least 1 pack")
+        self.rank, self.world_size = find_ranks(rank, world_size)
         if remainder not in _REMAINDERS:
             raise StreamError(f"remainder is {remainder!r}; it is one of {', '.join(_REMAINDERS)}")
-        if balance not in _BALANCES:
-            raise StreamError(f"balance is {balance!r}; it is None or 'attention'")
-        if not 0 <= seed < 2**62:
-            raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
         self.packs_per_batch, self.remainder, self.balance = packs_per_batch, remainder, balance
-        self._order = StepOrder(
-            num_packs=len(self.reader),
-            group=packs_per_batch * self.world_size,
+        self._order = step_order(
+            self.reader,
+            packs_per_batch=packs_per_batch,
+            world_size=self.world_size,
             seed=seed,
             shuffle=shuffle,
-            costs=_costs(self.reader) if balance else None,
+            balance=balance,
         )
         self._state = StreamState(
             data=data_identity(self.reader.manifest), seed=seed, shuffle=shuffle, position=Position(epoch=0)
@@ -145,7 +123,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
             self._end_epoch()
 
     def __iter__(self) -> Iterator[VarlenBatch]:
-        _refuse_to_be_split()
+        refuse_to_be_split()
         return self._batches()
 
     def predicted_idle(self, *, world_size: int | None = None) -> float:
@@ -154,14 +132,8 @@ class PackedStream(IterableDataset[VarlenBatch]):
         By cost 24,576 L + L^2 summed over a pack's sequences; from 0 to 1.
         """
         world = world_size or self.world_size
-        costs = self._order.costs if self._order.costs is not None else _costs(self.reader)
-        order = StepOrder(
-            num_packs=self._order.num_packs,
-            group=self.packs_per_batch * world,
-            seed=self._order.seed,
-            shuffle=self._order.shuffle,
-            costs=self._order.costs,
-        )
+        order = replace(self._order, group=self.packs_per_batch * world)
+        costs = pack_costs(self.reader) if order.costs is None else order.costs
         steps = (step for step, _ in order.steps(Position(epoch=self.epoch)))
         return idle_share(costs, world, (step for step in steps if len(step) == order.group))
 
@@ -194,38 +166,6 @@ class PackedStream(IterableDataset[VarlenBatch]):
             self._state = self._state.at(Position(epoch=epoch + 1))
 
 
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and number of ranks: given, of torch.distributed, of the environment, or 0 of 1."""
-    if (rank is None) != (world_size is None):
-        raise StreamError(f"rank is {rank} and world_size is {world_size}; give both or none")
-    if rank is None or world_size is None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        else:
-            texts = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-            try:
-                rank, world_size = int(texts[0]), int(texts[1])
-            except ValueError:
-                raise StreamError(
-                    f"RANK is {texts[0]!r} and WORLD_SIZE is {texts[1]!r}; set whole numbers, "
-                    "or give rank= and world_size="
-                ) from None
-    if not 0 <= rank < world_size:
-        raise StreamError(f"rank {rank} of world_size {world_size}; ranks are from 0 to world_size - 1")
-    return rank, world_size
-
-
-def _costs(reader: PackedReader) -> Numbers:
-    """The cost of each pack, from the sequence table: the shards stay untouched."""
-    columns = reader.sequence_columns("pack", "length")
-    kept = columns["pack"] >= 0
-    packs, lengths = columns["pack"][kept], columns["length"][kept].astype(np.float64)
-    # Sums of whole numbers below 2**53: exact in doubles.
-    tokens = np.bincount(packs, weights=lengths, minlength=len(reader))
-    squares = np.bincount(packs, weights=lengths * lengths, minlength=len(reader))
-    return attention_costs(tokens.astype(np.int64), squares.astype(np.int64))
-
-
 def _without_targets() -> VarlenBatch:
     """What a rank computes where no pack is left for it: two tokens of no sequence, untrained.
 
@@ -247,18 +187,3 @@ def _without_targets() -> VarlenBatch:
             )
         ]
     )
-
-
-def _refuse_to_be_split() -> None:
-    """Raise StreamError where accelerate would split the stream, which is one rank's part, again."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        name = type(frame.f_locals.get("self")).__name__
-        if name in _SPLITTERS:
-            raise StreamError(
-                f"this PackedStream is read by {name}, which would split it over the ranks once more, "
-                "or cut its batches apart, and part of the data would never be seen. Use "
-                "PackedDataset with collate as the data collator, or keep the loader of the stream "
-                "out of accelerator.prepare() and call batch.to(device) yourself"
-            )

@@ -20,6 +20,8 @@ from ranks import numbers, train_rank
 from torch.utils.data import DataLoader
 
 from padless.runtime import stream as stream_module
+from padless.runtime.collate import collate
+from padless.runtime.dataset import PackBatchSampler, PackedDataset
 from padless.runtime.errors import StateError, StreamError
 from padless.runtime.order import Position, StepOrder, shuffled
 from padless.runtime.stream import PackedStream
@@ -338,6 +340,28 @@ def test_a_stream_inside_accelerates_shards_or_dispatch_says_what_to_use(packed:
         loader = accelerator.prepare(DataLoader(PackedStream(packed, rank=0, world_size=1), batch_size=None))
         with pytest.raises(StreamError, match="DataLoaderDispatcher.*PackedDataset"):
             next(iter(loader))
+
+
+@pytest.mark.parametrize("balance", [None, "attention"])
+def test_accelerate_gives_each_rank_its_batches_of_the_sampler_and_no_pack_twice(
+    packed: Path, balance: str | None
+) -> None:
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    dataset = PackedDataset(packed)
+    epochs = []
+    for rank in range(3):
+        sampler = PackBatchSampler(dataset, world_size=3, packs_per_batch=2, seed=4, balance=balance)
+        loader = data_loader.prepare_data_loader(
+            DataLoader(dataset, batch_sampler=sampler, collate_fn=collate),
+            num_processes=3,
+            process_index=rank,
+        )
+        epochs.append([[numbers(batch) for batch in loader] for _ in range(2)])
+    for epoch in range(2):
+        options = {"packs_per_batch": 2, "seed": 4, "balance": balance, "epoch": epoch}
+        assert [rank[epoch] for rank in epochs] == run_epoch(packed, 3, **options)
+    with pytest.raises(StreamError, match="fill no step"):
+        PackBatchSampler(dataset, world_size=8, packs_per_batch=3)
 
 
 def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed: Path) -> None:

@@ -60,18 +60,23 @@ class PackBatch:
                 self.offsets[column.name] = to_numpy(array.offsets)
                 array = array.values
             self.values[column.name] = to_numpy(array)
+        self._own = [
+            (column.name, self.values[column.name], self.offsets.get(column.name))
+            for column in columns
+            if column.name in OWN_COLUMNS
+        ]
 
     def __getitem__(self, row: int) -> Pack:
         fields: dict[str, Any] = {}
         extras: dict[str, Any] = {}
-        for column in self.columns:
-            value = self._cell(column.name, row)
-            if column.name not in OWN_COLUMNS:
-                extras[column.name] = value
-            elif column.level == "pack":
-                fields[column.name] = int(value)
+        for name, values, offsets in self._own:
+            # `item` gives a Python number at once; an element of an array is an object of its own.
+            if offsets is None:
+                fields[name] = values.item(row)
             else:
-                fields[column.name] = value
+                fields[name] = values[offsets.item(row) : offsets.item(row + 1)]
+        for name in self.extra_levels:
+            extras[name] = self._cell(name, row)
         if "labels" not in fields:
             fields["labels"] = derived_labels(fields["input_ids"], fields["seq_lengths"])
         return Pack(**fields, extras=extras, extra_levels=self.extra_levels)

@@ -27,7 +27,10 @@ _LINEAR_COST = 24_576
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Position:
-    """How far an epoch has gone: everything before `taken` in its order but `left` was yielded."""
+    """How far an epoch has gone: everything before `taken` in its order but `left` was yielded.
+
+    Where steps follow the order itself, `left` is empty and `taken` says all.
+    """
 
     epoch: int
     taken: int = 0
@@ -78,22 +81,31 @@ class StepOrder:
 
         The last step holds what is left and may be smaller than `group`.
         """
-        taken = position.taken
-        left = position.left
+        taken, left = position.taken, position.left
         if len(left) and position.group != self.group:
             taken, left = self._regroup(position.epoch, taken, left)
+        told = len(left) > 0
         while len(left) or taken < self.num_packs:
             if not len(left):
-                window = max(1, WINDOW // self.group) * self.group
+                window = max(1, self._window // self.group) * self.group
                 end = min(taken + window, self.num_packs)
                 left = self._arrange(self._packs(position.epoch, taken, end), position.epoch, taken)
-                taken = end
+                taken, told = end, self.costs is not None
             step, left = left[: self.group], left[self.group :]
-            yield step, Position(epoch=position.epoch, taken=taken, left=left, group=self.group)
+            if told:
+                after = Position(epoch=position.epoch, taken=taken, left=left, group=self.group)
+            else:
+                after = Position(epoch=position.epoch, taken=taken - len(left))
+            yield step, after
 
     def remaining(self, position: Position) -> int:
         """Packs from a position to the end of its epoch."""
         return len(position.left) + self.num_packs - position.taken
+
+    @property
+    def _window(self) -> int:
+        """Packs that are put in order together; without costs only to compute many at once."""
+        return WINDOW if self.costs is not None else 4 * WINDOW
 
     def _packs(self, epoch: int, start: int, end: int) -> Numbers:
         places = np.arange(start, end, dtype=np.int64)

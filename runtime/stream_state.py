@@ -32,7 +32,13 @@ class StreamState:
 
     def at(self, position: Position, *, worker: tuple[int, int] | None = None) -> StreamState:
         """The same stream elsewhere."""
-        return replace(self, position=position, worker=worker if worker and worker[1] > 1 else None)
+        return StreamState(
+            data=self.data,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            position=position,
+            worker=worker if worker and worker[1] > 1 else None,
+        )
 
     def first_step(self, worker: int, workers: int) -> int:
         """The first of the coming steps that is the worker's.

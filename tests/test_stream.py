@@ -171,6 +171,16 @@ def test_a_resumed_run_goes_on_as_the_uninterrupted_one(packed: Path, balance: s
     assert got == expected
 
 
+def test_a_state_is_a_few_numbers_that_later_versions_must_read(packed: Path) -> None:
+    stream = PackedStream(packed, rank=1, world_size=2, packs_per_batch=2, seed=7)
+    iterator = iter(stream)
+    next(iterator), next(iterator)
+    state = stream.state_dict()
+    assert state.pop("data").startswith("xxh3:")
+    numbers_only = {"version": 1, "seed": 7, "shuffle": True, "epoch": 0, "taken": 8}
+    assert state == numbers_only | {"left": [], "group": 0, "worker": None}
+
+
 def test_epochs_differ_and_set_epoch_chooses_one(packed: Path) -> None:
     stream = PackedStream(packed, rank=0, world_size=1)
     first, second = [[numbers(batch) for batch in stream] for _ in range(2)]

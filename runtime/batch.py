@@ -10,8 +10,8 @@ for a million tokens), once; after that a pack costs a few slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ class Pack:
     attention_cost: int
     extras: dict[str, Any]
     """Further columns: [T], [T, K] or [N] arrays, at pack level the value."""
+    extra_levels: Mapping[str, str] = field(default_factory=dict)
+    """token, sequence or pack for each of them: a length alone would not tell."""
 
 
 class PackBatch:
@@ -49,27 +51,35 @@ class PackBatch:
         self.offsets: dict[str, Array] = {}
         self.columns = columns
         self.num_packs = batch.num_rows
+        self.extra_levels = {
+            column.name: column.level for column in columns if column.name not in OWN_COLUMNS
+        }
         for column in columns:
             array = batch.column(column.name)
             if column.level != "pack":
                 self.offsets[column.name] = to_numpy(array.offsets)
                 array = array.values
             self.values[column.name] = to_numpy(array)
+        self._own = [
+            (column.name, self.values[column.name], self.offsets.get(column.name))
+            for column in columns
+            if column.name in OWN_COLUMNS
+        ]
 
     def __getitem__(self, row: int) -> Pack:
         fields: dict[str, Any] = {}
         extras: dict[str, Any] = {}
-        for column in self.columns:
-            value = self._cell(column.name, row)
-            if column.name not in OWN_COLUMNS:
-                extras[column.name] = value
-            elif column.level == "pack":
-                fields[column.name] = int(value)
+        for name, values, offsets in self._own:
+            # `item` gives a Python number at once; an element of an array is an object of its own.
+            if offsets is None:
+                fields[name] = values.item(row)
             else:
-                fields[column.name] = value
+                fields[name] = values[offsets.item(row) : offsets.item(row + 1)]
+        for name in self.extra_levels:
+            extras[name] = self._cell(name, row)
         if "labels" not in fields:
             fields["labels"] = derived_labels(fields["input_ids"], fields["seq_lengths"])
-        return Pack(**fields, extras=extras)
+        return Pack(**fields, extras=extras, extra_levels=self.extra_levels)
 
     def lengths(self, name: str) -> Array:
         """How long a list column's lists are: [packs] int64."""

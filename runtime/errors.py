@@ -1,4 +1,4 @@
-"""What padless raises on purpose: one class for each way a packed folder can be bad."""
+"""What padless raises on purpose: a class for each way a packed folder, or its use, can be bad."""
 
 from __future__ import annotations
 
@@ -49,3 +49,15 @@ class SplitError(FormatError):
 
 class PlanError(FormatError):
     """A plan that is not there, or was not made for this folder."""
+
+
+class CollateError(PadlessError, ValueError):
+    """What should become a batch is no pack, or contradicts itself."""
+
+
+class StreamError(PadlessError, ValueError):
+    """A stream that is set up or used so that ranks would not see each pack once."""
+
+
+class StateError(PadlessError, ValueError):
+    """A saved position that belongs to another data set, seed or version."""

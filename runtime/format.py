@@ -12,6 +12,7 @@ from pathlib import Path
 from padless.runtime.errors import (
     BatchError,
     ChecksumError,
+    CollateError,
     ForeignFileError,
     FormatError,
     ManifestError,
@@ -20,6 +21,8 @@ from padless.runtime.errors import (
     PadlessError,
     PlanError,
     SplitError,
+    StateError,
+    StreamError,
     TruncatedFileError,
     VersionError,
 )
@@ -56,6 +59,7 @@ __all__ = [
     "WORK_FOLDER",
     "BatchError",
     "ChecksumError",
+    "CollateError",
     "ColumnInfo",
     "FileInfo",
     "ForeignFileError",
@@ -71,6 +75,8 @@ __all__ = [
     "SplitError",
     "SplitInfo",
     "SplitsManifest",
+    "StateError",
+    "StreamError",
     "TableInfo",
     "TruncatedFileError",
     "VersionError",

@@ -97,13 +97,13 @@ class PackedReader:
 
         Raises IndexError, BatchError, ForeignFileError, and what opening a shard raises.
         """
-        number = operator.index(index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"pack {number} of {len(self)}: give {-len(self)} to {len(self) - 1}")
-        number %= len(self)
-        which = int(np.searchsorted(self._ends, number, side="right"))
+        number, count = operator.index(index), len(self)
+        if not -count <= number < count:
+            raise IndexError(f"pack {number} of {count}: give {-count} to {count - 1}")
+        number %= count
+        which = int(self._ends.searchsorted(number, side="right"))
         batch = self.batch(which)
-        return batch[number - int(self._ends[which]) + batch.num_packs]
+        return batch[number - self._ends.item(which) + batch.num_packs]
 
     def __iter__(self) -> Iterator[Pack]:
         for batch in self.batches():

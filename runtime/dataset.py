@@ -1,0 +1,126 @@
+"""Packs by number, and the batches of numbers that trainers with a sharding of their own deal out.
+
+    dataset = PackedDataset("packed")
+    sampler = PackBatchSampler(dataset, packs_per_batch=4, world_size=2)
+    loader = accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, collate_fn=collate))
+
+accelerate gives batch number n to rank n modulo the ranks. The sampler has the batches of a step
+behind each other, in whole steps: so each rank gets its own, as many as the others, and none twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import Dataset, Sampler
+
+from padless.runtime.batch import Pack
+from padless.runtime.errors import StreamError
+from padless.runtime.order import Numbers, Position, StepOrder, attention_costs
+from padless.runtime.reader import PackedReader
+
+
+class PackedDataset(Dataset[Pack]):
+    """The packs of a folder by number, for `DataLoader(..., collate_fn=collate)` and trainers."""
+
+    def __init__(self, path: str | Path, *, split: str | None = None, plan: str | None = None) -> None:
+        """Open a folder; raises what PackedReader raises."""
+        self.reader = PackedReader(path, split=split, plan=plan)
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> Pack:
+        return self.reader[index]
+
+
+class PackBatchSampler(Sampler[list[int]]):
+    """The batches of all ranks, step after step, for loaders that split batches over ranks.
+
+    Each pass is one epoch and moves to the next; packs that do not fill a step are left out.
+    """
+
+    # What accelerate asks a batch sampler: nothing is incomplete here, so nothing is filled up.
+    drop_last = True
+
+    def __init__(
+        self,
+        dataset: PackedDataset,
+        *,
+        world_size: int,
+        packs_per_batch: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        balance: str | None = None,
+    ) -> None:
+        """Order the packs of a data set; raises StreamError."""
+        self.batch_size = packs_per_batch
+        self.world_size = world_size
+        self.epoch = 0
+        self._order = step_order(
+            dataset.reader,
+            packs_per_batch=packs_per_batch,
+            world_size=world_size,
+            seed=seed,
+            shuffle=shuffle,
+            balance=balance,
+        )
+        if not len(self):
+            raise StreamError(
+                f"{len(dataset)} packs fill no step of {world_size} ranks with {packs_per_batch} packs each; "
+                "take fewer packs a batch or fewer ranks"
+            )
+
+    def __len__(self) -> int:
+        """Batches of an epoch over all ranks."""
+        return self._order.num_packs // self._order.group * self.world_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step, _ in self._order.steps(Position(epoch=self.epoch)):
+            if len(step) == self._order.group:
+                yield from (step[rank :: self.world_size].tolist() for rank in range(self.world_size))
+        self.epoch += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass."""
+        self.epoch = epoch
+
+
+def step_order(
+    reader: PackedReader,
+    *,
+    packs_per_batch: int,
+    world_size: int,
+    seed: int,
+    shuffle: bool,
+    balance: str | None,
+) -> StepOrder:
+    """The order of a reader's packs in steps of all ranks; raises StreamError for wrong options."""
+    if packs_per_batch < 1:
+        raise StreamError(f"packs_per_batch is {packs_per_batch}; a batch takes at least 1 pack")
+    if world_size < 1:
+        raise StreamError(f"world_size is {world_size}; there is at least 1 rank")
+    if balance not in (None, "attention"):
+        raise StreamError(f"balance is {balance!r}; it is None or 'attention'")
+    if not 0 <= seed < 2**62:
+        raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
+    return StepOrder(
+        num_packs=len(reader),
+        group=packs_per_batch * world_size,
+        seed=seed,
+        shuffle=shuffle,
+        costs=pack_costs(reader) if balance else None,
+    )
+
+
+def pack_costs(reader: PackedReader) -> Numbers:
+    """The cost of each pack, from the sequence table: the shards stay untouched."""
+    columns = reader.sequence_columns("pack", "length")
+    kept = columns["pack"] >= 0
+    packs, lengths = columns["pack"][kept], columns["length"][kept].astype(np.float64)
+    # Sums of whole numbers below 2**53: exact in doubles.
+    tokens = np.bincount(packs, weights=lengths, minlength=len(reader))
+    squares = np.bincount(packs, weights=lengths * lengths, minlength=len(reader))
+    return attention_costs(tokens.astype(np.int64), squares.astype(np.int64))

@@ -1,0 +1,158 @@
+"""Which packs form which step: a permutation by (seed, epoch), cut into steps, resumable anywhere.
+
+    order of epoch 0   5 2 7 0 | 3 6 1 4          windows of 4
+    steps of 2         5 2, 7 0, 3 6, 1 4         as they come
+    balanced           2 5, 0 7, ...              like cost beside like cost, inside a window
+
+Everything here is the same on every rank, and a position in it is a few numbers: how far the order
+was taken, and which packs of the current window are left. The permutation is computed where it is
+asked (a keyed bijection of the numbers), so that a start in the middle of 10 million packs costs no
+more than one at the beginning; a sorted list of random keys would cost a second and 80 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+WINDOW = 256
+"""Packs that are balanced among themselves: wide enough for like costs, narrow enough to stay shuffled."""
+_ROUNDS = 4
+_LINEAR_COST = 24_576
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Position:
+    """How far an epoch has gone: everything before `taken` in its order but `left` was yielded.
+
+    Where steps follow the order itself, `left` is empty and `taken` says all.
+    """
+
+    epoch: int
+    taken: int = 0
+    left: Numbers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Packs of the current window that are still to come, in the order in which they will."""
+    group: int = 0
+    """Packs a step for which `left` was put in order; with another number it is ordered anew."""
+
+
+def shuffled(places: Numbers, size: int, seed: int, epoch: int) -> Numbers:
+    """The packs at some places of the epoch's order of `size` packs, without making the order.
+
+    Halves of the number's bits are mixed into one another, which can always be undone; what falls
+    beyond the size goes through once more until it falls inside.
+    """
+    bits = max(size - 1, 1).bit_length()
+    low = bits // 2
+    low_mask, high_mask = np.uint64((1 << low) - 1), np.uint64((1 << (bits - low)) - 1)
+    base = _mix(np.array([seed], dtype=np.uint64))
+    base = _mix(np.add(base, epoch, dtype=np.uint64))
+    keys = _mix(np.add(base, np.arange(2 * _ROUNDS), dtype=np.uint64, casting="unsafe"))
+    numbers = places.astype(np.uint64)
+    outside = np.arange(len(numbers))
+    while len(outside):
+        some = numbers[outside]
+        left, right = some >> np.uint64(low), some & low_mask
+        for round_ in range(_ROUNDS):
+            left ^= _mix(right ^ keys[2 * round_]) & high_mask
+            right ^= _mix(left ^ keys[2 * round_ + 1]) & low_mask
+        numbers[outside] = some = (left << np.uint64(low)) | right
+        outside = outside[some >= np.uint64(size)]
+    return numbers.astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOrder:
+    """The steps of every epoch over `num_packs` packs, `group` packs a step over all ranks."""
+
+    num_packs: int
+    group: int
+    seed: int
+    shuffle: bool
+    costs: Numbers | None = None
+    """Cost of each pack; steps are made of packs of like cost where given."""
+
+    def steps(self, position: Position) -> Iterator[tuple[Numbers, Position]]:
+        """The steps from a position to the epoch's end, and the position after each.
+
+        The last step holds what is left and may be smaller than `group`.
+        """
+        taken, left = position.taken, position.left
+        if len(left) and position.group != self.group:
+            taken, left = self._regroup(position.epoch, taken, left)
+        told = len(left) > 0
+        while len(left) or taken < self.num_packs:
+            if not len(left):
+                window = max(1, self._window // self.group) * self.group
+                end = min(taken + window, self.num_packs)
+                left = self._arrange(self._packs(position.epoch, taken, end), position.epoch, taken)
+                taken, told = end, self.costs is not None
+            step, left = left[: self.group], left[self.group :]
+            if told:
+                after = Position(epoch=position.epoch, taken=taken, left=left, group=self.group)
+            else:
+                after = Position(epoch=position.epoch, taken=taken - len(left))
+            yield step, after
+
+    def remaining(self, position: Position) -> int:
+        """Packs from a position to the end of its epoch."""
+        return len(position.left) + self.num_packs - position.taken
+
+    @property
+    def _window(self) -> int:
+        """Packs that are put in order together; without costs only to compute many at once."""
+        return WINDOW if self.costs is not None else 4 * WINDOW
+
+    def _packs(self, epoch: int, start: int, end: int) -> Numbers:
+        places = np.arange(start, end, dtype=np.int64)
+        return shuffled(places, self.num_packs, self.seed, epoch) if self.shuffle else places
+
+    def _regroup(self, epoch: int, taken: int, left: Numbers) -> tuple[int, Numbers]:
+        """Packs left by steps of another size, filled up to whole steps and put in order again."""
+        end = min(taken + -len(left) % self.group, self.num_packs)
+        return end, self._arrange(np.concatenate([left, self._packs(epoch, taken, end)]), epoch, taken)
+
+    def _arrange(self, packs: Numbers, epoch: int, taken: int) -> Numbers:
+        """A window's packs in the order of their steps."""
+        if self.costs is None:
+            return packs
+        # The costly ones first where the window is no multiple: the odd step is then a cheap one,
+        # and comes last, where it may be left out.
+        ordered = packs[np.argsort(-self.costs[packs], kind="stable")]
+        whole = len(ordered) // self.group
+        steps = ordered[: whole * self.group].reshape(whole, self.group)
+        # Costly and cheap steps in random order, or each window would be a small curriculum.
+        mixed = steps[shuffled(np.arange(whole), whole, self.seed + taken, epoch)] if self.shuffle else steps
+        return np.concatenate([mixed.reshape(-1), ordered[whole * self.group :]])
+
+
+def attention_costs(tokens: Numbers, squares: Numbers) -> Numbers:
+    """What a pack costs to train on, in tokens of width 1: 24,576 L + L^2 over its sequences.
+
+    `tokens` [packs] and `squares` [packs], the sums of lengths and of squared lengths. The weights
+    are those of a model with 7 billion parameters; like packs are alike under any others.
+    """
+    return _LINEAR_COST * tokens + squares
+
+
+def idle_share(costs: Numbers, world_size: int, steps: Iterable[Numbers]) -> float:
+    """The share of their time for which ranks wait for the slowest of their step; whole steps only."""
+    busy = whole = 0
+    for step in steps:
+        if len(step) % world_size == 0:
+            of_ranks = costs[step].reshape(-1, world_size).sum(axis=0)
+            busy += int(of_ranks.sum())
+            whole += world_size * int(of_ranks.max())
+    return 1 - busy / whole if whole else 0.0
+
+
+def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Each number to another, every bit hanging on all (the finalizer of SplitMix64)."""
+    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

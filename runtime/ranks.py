@@ -1,0 +1,49 @@
+"""Which data-parallel rank this is, and whether somebody else is about to split its part again."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from padless.runtime.errors import StreamError
+
+# Both names exist in accelerate, the first in transformers as well.
+_SPLITTERS = ("IterableDatasetShard", "DataLoaderDispatcher")
+
+
+def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and number of ranks: given, of torch.distributed, of the environment, or 0 of 1."""
+    if (rank is None) != (world_size is None):
+        raise StreamError(f"rank is {rank} and world_size is {world_size}; give both or none")
+    if rank is None or world_size is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        else:
+            texts = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+            try:
+                rank, world_size = int(texts[0]), int(texts[1])
+            except ValueError:
+                raise StreamError(
+                    f"RANK is {texts[0]!r} and WORLD_SIZE is {texts[1]!r}; set whole numbers, "
+                    "or give rank= and world_size="
+                ) from None
+    if not 0 <= rank < world_size:
+        raise StreamError(f"rank {rank} of world_size {world_size}; ranks are from 0 to world_size - 1")
+    return rank, world_size
+
+
+def refuse_to_be_split() -> None:
+    """Raise StreamError where accelerate would split the stream, which is one rank's part, again."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        name = type(frame.f_locals.get("self")).__name__
+        if name in _SPLITTERS:
+            raise StreamError(
+                f"this PackedStream is read by {name}, which would split it over the ranks once more, "
+                "or cut its batches apart, and part of the data would never be seen. Use "
+                "PackedDataset with collate as the data collator, or keep the loader of the stream "
+                "out of accelerator.prepare() and call batch.to(device) yourself"
+            )

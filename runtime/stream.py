@@ -1,0 +1,189 @@
+"""Packs as a data set for any loader, and as a stream of ready batches, the same on every rank.
+
+    stream = PackedStream("packed", packs_per_batch=4)
+    for batch in stream:                        # this rank's batches of one epoch
+        model(**batch.to("cuda").model_inputs())
+        torch.save(stream.state_dict(), ...)    # goes on with the next batch, on any number of ranks
+
+Every rank computes the whole order and takes its part of each step: no talk between ranks, and
+always the same number of batches. The price is that one process knows nothing about slow others;
+`balance="attention"` gives ranks packs of like cost instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
+
+from padless.runtime.batch import Pack
+from padless.runtime.collate import collate
+from padless.runtime.dataset import PackedDataset, pack_costs, step_order
+from padless.runtime.errors import StreamError
+from padless.runtime.order import Position, idle_share
+from padless.runtime.ranks import find_ranks, refuse_to_be_split
+from padless.runtime.reader import PackedReader
+from padless.runtime.stream_state import StreamState, data_identity
+from padless.runtime.varlen_batch import VarlenBatch
+
+__all__ = ["PackedDataset", "PackedStream"]
+
+_LOG = logging.getLogger(__name__)
+_REMAINDERS = ("drop", "pad")
+
+
+class PackedStream(IterableDataset[VarlenBatch]):
+    """This rank's batches, epoch after epoch; each `for` goes to the end of the current epoch.
+
+    With DataLoader workers (`DataLoader(stream, batch_size=None, num_workers=2)`) the batches and
+    their order are the same, but it is the workers' copies that advance: name the epoch with
+    `set_epoch` before each pass, and take states through torchdata's StatefulDataLoader.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        packs_per_batch: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        shuffle: bool = True,
+        remainder: str = "drop",
+        balance: str | None = None,
+        plan: str | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Open a folder for one of `world_size` data-parallel ranks.
+
+        Ranks come from torch.distributed where it is initialised, else from RANK and WORLD_SIZE,
+        else there is one. Packs that do not fill the last step are left out of an epoch ("drop"),
+        or all are yielded once and ranks without any get a batch without targets ("pad").
+        Raises StreamError, and what PackedReader raises.
+        """
+        super().__init__()
+        self.reader = PackedReader(path, split=split, plan=plan)
+        self.rank, self.world_size = find_ranks(rank, world_size)
+        if remainder not in _REMAINDERS:
+            raise StreamError(f"remainder is {remainder!r}; it is one of {', '.join(_REMAINDERS)}")
+        self.packs_per_batch, self.remainder, self.balance = packs_per_batch, remainder, balance
+        self._order = step_order(
+            self.reader,
+            packs_per_batch=packs_per_batch,
+            world_size=self.world_size,
+            seed=seed,
+            shuffle=shuffle,
+            balance=balance,
+        )
+        self._state = StreamState(
+            data=data_identity(self.reader.manifest), seed=seed, shuffle=shuffle, position=Position(epoch=0)
+        )
+        if not len(self):
+            raise StreamError(
+                f"{self.reader.path} has {len(self.reader)} packs, a step of {self.world_size} ranks takes "
+                f"{self._order.group}: no batch is full; take fewer packs a batch, or remainder='pad' "
+                "(for evaluation)"
+            )
+        self.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """This rank's batches in a whole epoch; the same number on every rank."""
+        packs, group = self._order.num_packs, self._order.group
+        return -(-packs // group) if self.remainder == "pad" else packs // group
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._state.position.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the first batch of an epoch. At its own epoch a stream stays where it is."""
+        if epoch < 0:
+            raise StreamError(f"epoch is {epoch}; epochs count from 0")
+        if epoch != self.epoch:
+            self._state = self._state.at(Position(epoch=epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins: the same on every rank after the same step."""
+        return self._state.to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state, with any number of ranks, workers and packs a batch.
+
+        Raises StateError for a state of another data set, seed, shuffle or version.
+        """
+        self._state = self._state.load(state, num_packs=self._order.num_packs)
+        if self._state.worker is None:
+            self._end_epoch()
+
+    def __iter__(self) -> Iterator[VarlenBatch]:
+        refuse_to_be_split()
+        return self._batches()
+
+    def predicted_idle(self, *, world_size: int | None = None) -> float:
+        """The share of the current epoch for which ranks would wait for the slowest of each step.
+
+        By cost 24,576 L + L^2 summed over a pack's sequences; from 0 to 1.
+        """
+        world = world_size or self.world_size
+        order = replace(self._order, group=self.packs_per_batch * world)
+        costs = pack_costs(self.reader) if order.costs is None else order.costs
+        steps = (step for step, _ in order.steps(Position(epoch=self.epoch)))
+        return idle_share(costs, world, (step for step in steps if len(step) == order.group))
+
+    def _batches(self) -> Iterator[VarlenBatch]:
+        """The rest of the epoch."""
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        position = self._state.position
+        first = self._state.first_step(worker, workers)
+        for number, (step, after) in enumerate(self._order.steps(position)):
+            if len(step) < self._order.group and self.remainder == "drop":
+                break
+            if number % workers == first:
+                mine = step[self.rank :: self.world_size]
+                batch = collate([self.reader[pack] for pack in mine]) if len(mine) else _without_targets()
+                self._state = self._state.at(after, worker=(worker, workers))
+                if workers == 1:
+                    self._end_epoch()
+                yield batch
+        if self._state.position.epoch == position.epoch:
+            self._state = self._state.at(Position(epoch=position.epoch + 1))
+
+    def _end_epoch(self) -> None:
+        """Move on where what remains of the epoch makes no batch, so that a state says so."""
+        remaining = self._order.remaining(self._state.position)
+        if remaining < (self._order.group if self.remainder == "drop" else 1):
+            epoch = self._state.position.epoch
+            if remaining:
+                _LOG.info("epoch %d leaves %d packs out: they fill no step", epoch, remaining)
+            self._state = self._state.at(Position(epoch=epoch + 1))
+
+
+def _without_targets() -> VarlenBatch:
+    """What a rank computes where no pack is left for it: two tokens of no sequence, untrained.
+
+    Two, because losses shift by one, and some fail on nothing.
+    """
+    none = np.full(2, -100, dtype=np.int32)
+    return collate(
+        [
+            Pack(
+                input_ids=np.zeros(2, dtype=np.int32),
+                labels=none,
+                seq_lengths=np.array([2], dtype=np.int32),
+                sequence_ids=np.array([-1], dtype=np.int64),
+                num_tokens=2,
+                num_targets=0,
+                max_seqlen=2,
+                attention_cost=4,
+                extras={},
+            )
+        ]
+    )

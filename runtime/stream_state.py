@@ -1,0 +1,111 @@
+"""Where a stream stands, as a small dict: what it belongs to, and how far it has gone.
+
+A state says nothing about ranks, workers or packs a batch, so it goes on under others. It costs the
+numbers of at most one window of packs, whatever the data's size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from padless.runtime.errors import StateError
+from padless.runtime.format import Manifest, checksum_bytes
+from padless.runtime.order import Position
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamState:
+    """The position of a stream over certain packs in a certain order."""
+
+    data: str
+    """Checksum of the plan and of all shards."""
+    seed: int
+    shuffle: bool
+    position: Position
+    worker: tuple[int, int] | None = None
+    """The DataLoader worker, of how many, that made the last batch; none for a loop without."""
+
+    def at(self, position: Position, *, worker: tuple[int, int] | None = None) -> StreamState:
+        """The same stream elsewhere."""
+        return StreamState(
+            data=self.data,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            position=position,
+            worker=worker if worker and worker[1] > 1 else None,
+        )
+
+    def first_step(self, worker: int, workers: int) -> int:
+        """The first of the coming steps that is the worker's.
+
+        A worker that goes on after its own batch leaves the next ones to its siblings. Raises
+        StateError where a worker's state is loaded elsewhere.
+        """
+        if self.worker is None:
+            return worker
+        if self.worker != (worker, workers):
+            raise StateError(
+                f"the state was taken in DataLoader worker {self.worker[0]} of {self.worker[1]}, this is "
+                f"{worker} of {workers}: use as many workers as before, or take states without workers"
+            )
+        return workers - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as numbers, strings and lists."""
+        return {
+            "version": STATE_VERSION,
+            "data": self.data,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "epoch": self.position.epoch,
+            "taken": self.position.taken,
+            "left": self.position.left.tolist(),
+            "group": self.position.group,
+            "worker": list(self.worker) if self.worker else None,
+        }
+
+    def load(self, state: dict[str, Any], *, num_packs: int) -> StreamState:
+        """The state that a dict holds, if it belongs to this stream; raises StateError."""
+        version = state.get("version")
+        if version != STATE_VERSION:
+            raise StateError(
+                f"the state has version {version!r}, this padless reads {STATE_VERSION}; "
+                "load it with the padless that saved it"
+            )
+        if state.get("data") != self.data:
+            raise StateError(
+                f"the state belongs to the packed data {state.get('data')!r}, these are {self.data!r}: "
+                "another folder, plan or split; open the one that it was saved with, or start anew"
+            )
+        for name, own in (("seed", self.seed), ("shuffle", self.shuffle)):
+            if state.get(name) != own:
+                raise StateError(
+                    f"the state was saved with {name}={state.get(name)!r}, this stream has {name}={own!r}; "
+                    f"open the stream with {name}={state.get(name)!r}, or start anew"
+                )
+        try:
+            left = np.array(state["left"], dtype=np.int64).reshape(-1)
+            numbers = [int(state[name]) for name in ("epoch", "taken", "group")]
+            worker = state["worker"] and (int(state["worker"][0]), int(state["worker"][1]))
+        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            raise StateError(f"the state is damaged ({problem!r}); load an earlier one") from None
+        epoch, taken, group = numbers
+        inside = 0 <= taken <= num_packs and ((left >= 0) & (left < num_packs)).all()
+        if epoch < 0 or group < 0 or not inside or len(np.unique(left)) != len(left) or len(left) > taken:
+            raise StateError(
+                f"the state is damaged: epoch {epoch}, {taken} of {num_packs} packs taken, {len(left)} of "
+                "them left; load an earlier one"
+            )
+        position = Position(epoch=epoch, taken=taken, left=left, group=group)
+        return replace(self, position=position, worker=worker or None)
+
+
+def data_identity(manifest: Manifest) -> str:
+    """A checksum over what the packs are: their plan, and the bytes of every shard."""
+    parts = [manifest.plan_hash, *(shard.checksum for shard in manifest.shards)]
+    return checksum_bytes("\n".join(parts).encode())

@@ -1,0 +1,113 @@
+"""The batch that padding-free models take, and its way to a device.
+
+What moves is first gathered into one buffer: that costs a copy in host memory (page-locked where
+asked, so that the transfer runs beside the CPU) and makes one transfer of seven. The tensors on the
+other side are views of the one that arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+MODEL_INPUTS = (
+    "input_ids",
+    "labels",
+    "position_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+)
+"""The keys of a batch that a model's forward takes, as transformers names them."""
+_ALIGNMENT = 16
+
+
+class VarlenBatch(dict[str, Any]):
+    """Sequences behind each other in one row: T tokens, N sequences.
+
+    `input_ids, labels, position_ids` [1, T] int64; `seq_idx` [1, T] int32; `cu_seq_lens_q` and
+    `cu_seq_lens_k` [N + 1] int32; `max_length_q, max_length_k, num_targets` int; `sequence_ids`
+    [N] int64; extras at token level [1, T, ...], at sequence level [N], at pack level [packs].
+    """
+
+    @property
+    def num_targets(self) -> int:
+        """How many labels are trained: what a loss summed over tokens is divided by."""
+        return int(self["num_targets"])
+
+    def model_inputs(self) -> dict[str, Any]:
+        """What `model(**inputs)` takes: no extras, no numbers of ours; and no cache.
+
+        With a cache, which is their default outside Trainer, transformers' models look for no
+        boundaries under sdpa and eager attention, and attend across all sequences.
+        """
+        return {key: self[key] for key in MODEL_INPUTS} | {"use_cache": False}
+
+    def pin_memory(self) -> VarlenBatch:
+        """The same batch in one page-locked buffer, from which copies can run beside the CPU."""
+        tensors = self._tensors()
+        return self._over(_gather(tensors, pin=True), tensors)
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> VarlenBatch:
+        """The batch on a device, in one copy; itself where it is there already."""
+        target = torch.empty(0, device=device).device
+        tensors = self._tensors()
+        if all(tensor.device == target for tensor in tensors.values()):
+            return self
+        buffer = _shared_buffer(tensors)
+        if buffer is None:
+            buffer = _gather(tensors, pin=False)
+        return self._over(buffer.to(target, non_blocking=non_blocking), tensors)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {key: value for key, value in self.items() if isinstance(value, torch.Tensor)}
+
+    def _over(self, buffer: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> VarlenBatch:
+        """This batch with its tensors as views of a gathered buffer."""
+        moved = dict(self)
+        for key, (tensor, start) in _places(tensors).items():
+            size = tensor.numel() * tensor.element_size()
+            moved[key] = buffer[start : start + size].view(tensor.dtype).view(tensor.shape)
+        if "cu_seq_lens_q" in tensors and tensors.get("cu_seq_lens_k") is tensors["cu_seq_lens_q"]:
+            moved["cu_seq_lens_k"] = moved["cu_seq_lens_q"]
+        return VarlenBatch(moved)
+
+
+def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, int]]:
+    """Where each tensor begins in a buffer that holds all of them, in bytes."""
+    places: dict[str, tuple[torch.Tensor, int]] = {}
+    end = 0
+    for key, tensor in tensors.items():
+        if key == "cu_seq_lens_k" and tensor is tensors.get("cu_seq_lens_q"):
+            continue
+        places[key] = (tensor, end)
+        size = tensor.numel() * tensor.element_size()
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return places
+
+
+def _gather(tensors: Mapping[str, torch.Tensor], *, pin: bool) -> torch.Tensor:
+    """All tensors in one buffer of bytes: [bytes] uint8."""
+    places = _places(tensors)
+    last, start = next(reversed(places.values()))
+    buffer = torch.empty(start + last.numel() * last.element_size(), dtype=torch.uint8, pin_memory=pin)
+    for tensor, start in places.values():
+        size = tensor.numel() * tensor.element_size()
+        buffer[start : start + size].view(tensor.dtype).copy_(tensor.reshape(-1))
+    return buffer
+
+
+def _shared_buffer(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The buffer that all tensors lie in at their places, where one does (after `pin_memory`)."""
+    places = _places(tensors)
+    first, _ = next(iter(places.values()))
+    storage = first.untyped_storage()
+    for tensor, start in places.values():
+        shares = tensor.untyped_storage().data_ptr() == storage.data_ptr()
+        if not (shares and tensor.data_ptr() == storage.data_ptr() + start and tensor.is_contiguous()):
+            return None
+    return torch.empty(0, dtype=torch.uint8, device=first.device).set_(storage)

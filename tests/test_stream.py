@@ -1,0 +1,413 @@
+"""Over ranks, workers, stops and restarts: each pack once, in one order, in as many batches."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import socket
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed import Folder, count_up, write_folder
+from ranks import numbers, train_rank
+from torch.utils.data import DataLoader
+
+from padless.runtime import stream as stream_module
+from padless.runtime.collate import collate
+from padless.runtime.dataset import PackBatchSampler, PackedDataset
+from padless.runtime.errors import StateError, StreamError
+from padless.runtime.order import Position, StepOrder, shuffled
+from padless.runtime.stream import PackedStream
+
+PACKS = 23
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packs of one sequence, so that a sequence id is the number of its pack; lengths differ."""
+    path = tmp_path_factory.mktemp("stream") / "packed"
+    packs = [count_up(1 + number % 7, first=number) for number in range(PACKS)]
+    write_folder(path, Folder(packs=packs, packs_per_shard=6, packs_per_batch=3))
+    return path
+
+
+def run_epoch(path: Path, world_size: int, **options: Any) -> list[list[list[int]]]:
+    """For each rank its batches of the current epoch, as pack numbers."""
+    return [
+        [numbers(batch) for batch in PackedStream(path, rank=rank, world_size=world_size, **options)]
+        for rank in range(world_size)
+    ]
+
+
+def steps_of(ranks: list[list[list[int]]]) -> list[list[int]]:
+    """The packs of each step over all ranks; fails where ranks have different numbers of batches."""
+    return [sorted(sum(step, [])) for step in zip(*ranks, strict=True)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 3000), st.integers(0, 2**62), st.integers(0, 50))
+def test_the_order_is_a_permutation_that_can_be_entered_anywhere(size: int, seed: int, epoch: int) -> None:
+    order = shuffled(np.arange(size), size, seed, epoch)
+    assert np.array_equal(np.sort(order), np.arange(size))
+    some = np.arange(size // 3, size // 2)
+    assert np.array_equal(shuffled(some, size, seed, epoch), order[some])
+
+
+def test_the_order_is_this_one_for_ever() -> None:
+    # Literal: a state that was saved must lead on in every later version, on every machine.
+    assert shuffled(np.arange(10), 10, 0, 0).tolist() == [7, 8, 2, 6, 9, 3, 0, 4, 5, 1]
+    assert shuffled(np.arange(10), 10, 1, 2).tolist() == [9, 1, 5, 4, 0, 7, 6, 3, 8, 2]
+
+
+@pytest.mark.parametrize("size", [5, 12, 64])
+def test_every_pack_comes_at_every_place_about_as_often(size: int) -> None:
+    rounds = 2000
+    orders = np.array([shuffled(np.arange(size), size, seed, seed % 3) for seed in range(rounds)])
+    counts = np.stack([np.bincount(orders[:, place], minlength=size) for place in range(size)])
+    expected = rounds / size
+    freedom = (size - 1) ** 2
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi_squared - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    epoch=st.integers(0, 3),
+    world_size=st.sampled_from([1, 2, 3, 8]),
+    packs_per_batch=st.integers(1, 3),
+    remainder=st.sampled_from(["drop", "pad"]),
+    balance=st.sampled_from([None, "attention"]),
+)
+def test_ranks_see_each_pack_once_in_as_many_batches(
+    packed: Path,
+    seed: int,
+    epoch: int,
+    world_size: int,
+    packs_per_batch: int,
+    remainder: str,
+    balance: str | None,
+) -> None:
+    group = world_size * packs_per_batch
+    options = {"seed": seed, "epoch": epoch, "packs_per_batch": packs_per_batch, "balance": balance}
+    if remainder == "drop" and group > PACKS:
+        with pytest.raises(StreamError, match="no batch is full"):
+            PackedStream(packed, rank=0, world_size=world_size, **options)
+        return
+    ranks = run_epoch(packed, world_size, remainder=remainder, **options)
+    steps = steps_of(ranks)
+    seen = Counter(sum(steps, []))
+    assert set(seen.values()) == {1}
+    if remainder == "pad":
+        assert len(seen) == PACKS
+    else:
+        assert len(seen) == PACKS // group * group
+        assert all(len(batch) == packs_per_batch for rank in ranks for batch in rank)
+    stream = PackedStream(packed, rank=0, world_size=world_size, remainder=remainder, **options)
+    assert len(stream) == len(steps)
+    if balance is None:
+        order = shuffled(np.arange(PACKS), PACKS, seed, epoch).tolist()
+        assert steps == [sorted(order[i : i + group]) for i in range(0, len(seen), group)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_run_stopped_and_resumed_with_other_ranks_and_batches_sees_each_pack_once(
+    packed: Path, data: st.DataObject
+) -> None:
+    balance = data.draw(st.sampled_from([None, "attention"]))
+    seed = data.draw(st.integers(0, 99))
+    state: dict[str, Any] | None = None
+    seen: list[int] = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        world_size = data.draw(st.sampled_from([1, 2, 3, 8]))
+        options = {"packs_per_batch": data.draw(st.integers(1, 3)), "remainder": "pad", "seed": seed}
+        stop = data.draw(st.integers(0, 4))
+        states = []
+        parts: list[list[list[int]]] = []
+        for rank in range(world_size):
+            stream = PackedStream(packed, rank=rank, world_size=world_size, balance=balance, **options)
+            if state is not None:
+                stream.load_state_dict(json.loads(json.dumps(state)))
+            iterator = iter(stream) if stream.epoch == 0 else iter(())
+            parts.append([numbers(batch) for _, batch in zip(range(stop), iterator, strict=False)])
+            states.append(stream.state_dict())
+        seen += sum(steps_of(parts), [])
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    stream = PackedStream(packed, rank=0, world_size=1, balance=balance, seed=seed)
+    assert state is not None
+    stream.load_state_dict(state)
+    rest = [numbers(batch) for batch in stream] if stream.epoch == 0 else []
+    seen += sum(rest, [])
+    assert sorted(seen) == list(range(PACKS))
+    if balance is None:
+        assert sum(rest, []) == shuffled(np.arange(PACKS), PACKS, seed, 0)[PACKS - len(rest) :].tolist()
+
+
+@pytest.mark.parametrize("balance", [None, "attention"])
+@pytest.mark.parametrize("stop", range(12))
+def test_a_resumed_run_goes_on_as_the_uninterrupted_one(packed: Path, balance: str | None, stop: int) -> None:
+    def open_stream() -> PackedStream:
+        return PackedStream(packed, rank=1, world_size=2, seed=5, balance=balance)
+
+    whole = open_stream()
+    expected = [numbers(batch) for _ in range(3) for batch in whole]
+    stream = open_stream()
+    got = [numbers(batch) for _, batch in zip(range(stop), stream, strict=False)]
+    np.random.seed(stop)  # nothing hangs on the global random state
+    resumed = open_stream()
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    assert resumed.epoch == (0 if stop < 11 else 1)
+    while resumed.epoch < 3:
+        got += [numbers(batch) for batch in resumed]
+    assert got == expected
+
+
+def test_a_state_is_a_few_numbers_that_later_versions_must_read(packed: Path) -> None:
+    stream = PackedStream(packed, rank=1, world_size=2, packs_per_batch=2, seed=7)
+    iterator = iter(stream)
+    next(iterator), next(iterator)
+    state = stream.state_dict()
+    assert state.pop("data").startswith("xxh3:")
+    numbers_only = {"version": 1, "seed": 7, "shuffle": True, "epoch": 0, "taken": 8}
+    assert state == numbers_only | {"left": [], "group": 0, "worker": None}
+
+
+def test_epochs_differ_and_set_epoch_chooses_one(packed: Path) -> None:
+    stream = PackedStream(packed, rank=0, world_size=1)
+    first, second = [[numbers(batch) for batch in stream] for _ in range(2)]
+    assert first != second
+    assert sorted(first) == sorted(second) == [[number] for number in range(PACKS)]
+    assert stream.epoch == 2
+    stream.set_epoch(0)
+    assert [numbers(batch) for batch in stream] == first
+    # A loop that names the epoch after loading a state must not lose the place.
+    iterator = iter(stream)
+    head = [numbers(next(iterator)) for _ in range(4)]
+    stream.set_epoch(1)
+    assert head + [numbers(batch) for batch in stream] == second
+
+
+def test_without_shuffling_packs_come_as_stored(packed: Path) -> None:
+    assert sum(run_epoch(packed, 1, shuffle=False)[0], []) == list(range(PACKS))
+
+
+def test_packs_left_out_are_logged_and_others_each_epoch(
+    packed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = PackedStream(packed, packs_per_batch=4, rank=0, world_size=1)
+    with caplog.at_level(logging.INFO, logger="padless.runtime.stream"):
+        kept = [set(sum((numbers(batch) for batch in stream), [])) for _ in range(2)]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"epoch {epoch} leaves 3 packs out: they fill no step" for epoch in range(2)
+    ]
+    assert len(kept[0]) == len(kept[1]) == 20
+    assert kept[0] != kept[1]
+
+
+def test_padding_gives_batches_without_targets_and_never_a_repeat(packed: Path) -> None:
+    streams = [
+        PackedStream(packed, rank=rank, world_size=8, packs_per_batch=2, remainder="pad", shuffle=False)
+        for rank in range(8)
+    ]
+    last = [list(stream)[-1] for stream in streams]
+    assert [numbers(batch) for batch in last] == [[16 + rank] if rank < 7 else [] for rank in range(8)]
+    assert last[7].num_targets == 0
+    assert last[7]["labels"].tolist() == [[-100, -100]]
+    assert set(last[7]) == set(last[0])
+
+
+# One number of spawned workers is enough: each takes seconds to import torch.
+@pytest.mark.parametrize(("start", "workers"), [("fork", 1), ("fork", 2), ("fork", 3), ("spawn", 2)])
+def test_loader_workers_give_the_same_batches(packed: Path, start: str, workers: int) -> None:
+    stream = PackedStream(packed, rank=1, world_size=2, packs_per_batch=2, seed=3, remainder="pad")
+    expected = [numbers(batch) for batch in stream]
+    loader = DataLoader(
+        PackedStream(packed, rank=1, world_size=2, packs_per_batch=2, seed=3, remainder="pad"),
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=start,
+        persistent_workers=True,
+    )
+    assert len(loader) == len(expected)
+    assert [numbers(batch) for batch in loader] == expected
+    # Persistent workers go to the next epoch by themselves, and see all of it.
+    assert [numbers(batch) for batch in loader] == [numbers(batch) for batch in stream]
+
+
+@pytest.mark.parametrize("stop", range(8))
+def test_each_worker_goes_on_from_a_state_of_its_own(
+    packed: Path, stop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What torchdata's StatefulDataLoader does, in one process: a state a worker, taken after the
+    # worker's last batch that was handed out.
+    def batches(
+        worker: int, state: dict[str, Any] | None, most: int
+    ) -> tuple[list[list[int]], dict[str, Any]]:
+        info = SimpleNamespace(id=worker, num_workers=3)
+        monkeypatch.setattr(stream_module, "get_worker_info", lambda: info)
+        stream = PackedStream(packed, rank=0, world_size=2, packs_per_batch=1, seed=1)
+        if state is not None:
+            stream.load_state_dict(json.loads(json.dumps(state)))
+        made = [numbers(batch) for _, batch in zip(range(most), stream, strict=False)]
+        return made, stream.state_dict()
+
+    expected = run_epoch(packed, 2, seed=1)[0]
+    got: dict[int, list[int]] = {}
+    for worker in range(3):
+        before = len(range(worker, stop, 3))
+        head, state = batches(worker, None, before)
+        tail, _ = batches(worker, state, PACKS)
+        assert [*head, *tail] == expected[worker::3]
+        got |= dict(zip(range(worker, len(expected), 3), [*head, *tail], strict=True))
+        if before:
+            with pytest.raises(StateError, match="as many workers"):
+                batches((worker + 1) % 3, state, PACKS)
+    assert [got[number] for number in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"data": "xxh3:0"}, "another folder, plan or split"),
+        ({"seed": 1}, "seed=1, this stream has seed=0"),
+        ({"shuffle": False}, "shuffle=False"),
+        ({"taken": PACKS + 1}, "damaged"),
+        ({"left": [1, 1]}, "damaged"),
+        ({"left": [PACKS]}, "damaged"),
+        ({"epoch": "x"}, "damaged"),
+        ({"epoch": -1}, "damaged"),
+    ],
+)
+def test_a_state_that_does_not_belong_is_refused_with_the_reason(
+    packed: Path, change: dict[str, Any], message: str
+) -> None:
+    stream = PackedStream(packed, rank=0, world_size=1)
+    next(iter(stream))
+    before = stream.state_dict()
+    with pytest.raises(StateError, match=message):
+        stream.load_state_dict(before | {"taken": 3} | change)
+    assert stream.state_dict() == before
+
+
+def test_a_state_of_other_data_with_equal_lengths_is_refused(packed: Path, tmp_path: Path) -> None:
+    packs = [count_up(1 + number % 7, first=number + 1) for number in range(PACKS)]
+    write_folder(tmp_path / "other", Folder(packs=packs, packs_per_shard=6, packs_per_batch=3))
+    other = PackedStream(tmp_path / "other", rank=0, world_size=1)
+    with pytest.raises(StateError, match="another folder"):
+        PackedStream(packed, rank=0, world_size=1).load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"packs_per_batch": 0}, "at least 1"),
+        ({"remainder": "repeat"}, "drop, pad"),
+        ({"balance": "length"}, "attention"),
+        ({"seed": -1}, "seed is -1"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2"),
+        ({"rank": 1, "world_size": None}, "give both or none"),
+        ({"packs_per_batch": 24}, "remainder='pad'"),
+    ],
+)
+def test_a_wrong_option_is_named(packed: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StreamError, match=message):
+        PackedStream(packed, **({"rank": 0, "world_size": 1} | options))
+
+
+def test_ranks_come_from_the_environment(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    stream = PackedStream(packed)
+    assert (stream.rank, stream.world_size) == (2, 3)
+    assert [numbers(batch) for batch in stream] == run_epoch(packed, 3)[2]
+    monkeypatch.setenv("WORLD_SIZE", "three")
+    with pytest.raises(StreamError, match="'three'"):
+        PackedStream(packed)
+
+
+def test_a_stream_inside_accelerates_shards_or_dispatch_says_what_to_use(packed: Path) -> None:
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    stream = PackedStream(packed, rank=0, world_size=2)
+    shard = data_loader.IterableDatasetShard(stream, batch_size=1, num_processes=2, process_index=0)
+    with pytest.raises(StreamError, match="IterableDatasetShard.*PackedDataset"):
+        next(iter(shard))
+    accelerate = pytest.importorskip("accelerate")
+    for dispatch in (True, None):
+        accelerator = accelerate.Accelerator(
+            cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(dispatch_batches=dispatch)
+        )
+        loader = accelerator.prepare(DataLoader(PackedStream(packed, rank=0, world_size=1), batch_size=None))
+        with pytest.raises(StreamError, match="DataLoaderDispatcher.*PackedDataset"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("balance", [None, "attention"])
+def test_accelerate_gives_each_rank_its_batches_of_the_sampler_and_no_pack_twice(
+    packed: Path, balance: str | None
+) -> None:
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    dataset = PackedDataset(packed)
+    epochs = []
+    for rank in range(3):
+        sampler = PackBatchSampler(dataset, world_size=3, packs_per_batch=2, seed=4, balance=balance)
+        loader = data_loader.prepare_data_loader(
+            DataLoader(dataset, batch_sampler=sampler, collate_fn=collate),
+            num_processes=3,
+            process_index=rank,
+        )
+        epochs.append([[numbers(batch) for batch in loader] for _ in range(2)])
+    for epoch in range(2):
+        options = {"packs_per_batch": 2, "seed": 4, "balance": balance, "epoch": epoch}
+        assert [rank[epoch] for rank in epochs] == run_epoch(packed, 3, **options)
+    with pytest.raises(StreamError, match="fill no step"):
+        PackBatchSampler(dataset, world_size=8, packs_per_batch=3)
+
+
+def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed: Path) -> None:
+    rng = np.random.default_rng(0)
+    costs = np.sort(rng.integers(1, 10_000, 1024))[rng.permutation(1024)]
+    order = StepOrder(num_packs=1024, group=8, seed=0, shuffle=True, costs=costs)
+    steps = [step for step, _ in order.steps(Position(epoch=0))]
+    assert sorted(np.concatenate(steps).tolist()) == list(range(1024))
+    assert max(np.ptp(costs[step]) for step in steps) < np.ptp(costs) / 4
+    # Shuffled: neither the windows nor the steps in them come by cost.
+    means = np.array([costs[step].mean() for step in steps])
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
+    random, balanced = [
+        PackedStream(packed, rank=0, world_size=4, balance=balance).predicted_idle()
+        for balance in (None, "attention")
+    ]
+    assert 0 <= balanced < random / 2
+
+
+def test_two_processes_end_in_the_same_number_of_steps(packed: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [
+        context.Process(target=train_rank, args=(packed, rank, port, 5, results), daemon=True)
+        for rank in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        by_rank = dict(results.get(timeout=60) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    assert len(by_rank[0]) == len(by_rank[1]) == 5 * (5 + 6)
+    assert not any(set(mine) & set(theirs) for mine, theirs in zip(by_rank[0], by_rank[1], strict=True))

@@ -16,6 +16,14 @@ from padless.packer.strategies.counting import Pattern
 
 EFFORT = 20
 """Lengths tried for each sequence, on average, before only single ones are looked up."""
+LAST = 6
+"""Sequences that close a pack, at most."""
+BUDGET = 2000
+"""Lengths tried for a closing: it is found within dozens, or hardly ever."""
+END = 150
+"""Sequences that are few enough for a longer search, the last ones of a plan."""
+END_LAST = 12
+END_BUDGET = 20_000
 
 
 class Stock:
@@ -39,6 +47,17 @@ class Stock:
         self.tokens -= length * count
         if not self.left[length]:
             del self.left[length], self.kinds[bisect_left(self.kinds, length)]
+
+    def book(self, lengths: list[int]) -> None:
+        """Do the rest of `take` for sequences whose counts in `left` the caller has lowered itself.
+
+        For a loop over single sequences, in which a call for each would take a quarter of the time.
+        """
+        self.sequences -= len(lengths)
+        self.tokens -= sum(lengths)
+        for length in lengths:
+            if not self.left.get(length, 1):
+                del self.left[length], self.kinds[bisect_left(self.kinds, length)]
 
     def put(self, length: int) -> None:
         """Add a sequence of this length."""
@@ -88,14 +107,15 @@ class Stock:
         return []
 
 
-def close_longest_first(stock: Stock, max_length: int, cap: int, *, last: int, budget: int) -> list[Pattern]:
-    """Patterns that use all of `stock` up: longest first, each pack closed with its `last` few.
+def close_longest_first(stock: Stock, max_length: int, cap: int) -> list[Pattern]:
+    """Patterns that use all of `stock` up: longest first, each pack closed with its last few.
 
     Packs hold at most `max_length` tokens and `cap` sequences. All packs of a pattern are made at
-    once, as many as the stock has. `budget` lengths are tried for a closing.
+    once, as many as the stock has.
     """
     patterns: list[Pattern] = []
     while stock.sequences:
+        last, budget = (END_LAST, END_BUDGET) if stock.sequences <= END else (LAST, BUDGET)
         if stock.tokens <= max_length and stock.sequences <= cap:
             pattern = [length for length, count in stock.left.items() for _ in range(count)]
             patterns.append((1, pattern))
@@ -103,12 +123,18 @@ def close_longest_first(stock: Stock, max_length: int, cap: int, *, last: int, b
         pattern = []
         room, slots = max_length, cap
         while slots and (longest := stock.longest_within(room)):
-            closing = stock.close(room, min(slots, last), longest=longest, budget=budget)
-            for length in closing or [longest]:
-                stock.take(length)
-                pattern.append(length)
-                room -= length
-                slots -= 1
+            # As many of the longest as leave a room still too large to be closed, but one at least.
+            beyond = min((room - 1) // longest - last, slots - last, stock.left[longest])
+            if beyond > 0:
+                added = [longest] * beyond
+            else:
+                closing = stock.close(room, min(slots, last), longest=longest, budget=budget)
+                added = closing or [longest]
+            for length, count in Counter(added).items():
+                stock.take(length, count)
+            pattern += added
+            room -= sum(added)
+            slots -= len(added)
         needed = Counter(pattern)
         more = min(stock.left.get(length, 0) // count for length, count in needed.items())
         for length, count in needed.items() if more else ():

@@ -20,25 +20,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from padless.packer.plan import PackPlan, as_lengths, length_counts, lower_bound
 from padless.packer.strategies.bfd import bfd
-from padless.packer.strategies.closing import Stock, close_longest_first
+from padless.packer.strategies.closing import BUDGET, END, LAST, Stock, close_longest_first
 from padless.packer.strategies.counting import Pattern, plan_of_patterns, random_order
 
 BASE = 1 << 17
 """Sequences that are drawn one by one."""
 SHARE = 3 / 4
 """Of every length, what may go into packs made several times; the rest keeps all lengths in play."""
-LAST = 6
-"""Sequences that close a pack, at most."""
-BUDGET = 400
-"""Lengths tried for a closing: it is found within dozens or hardly ever."""
 BACK = 3
 """Sequences put off to the next pack, at most, where the room behind them cannot be filled."""
 TOLERANCE = 0.001
 """Share of packs more than `bfd`'s that packs which look alike are worth."""
-END = 150
-"""Sequences at the end of a draw, few enough for a longer search; at least 3 packs of them."""
-END_LAST = 12
-END_BUDGET = 20_000
 
 
 def spread(
@@ -87,7 +79,7 @@ def spread_patterns(
     stock = _stock(occurring, left)
     drawn = _draw(stock, max_length, slots, exact, end, seed)
     patterns += [(1, pattern) for pattern in drawn]
-    return patterns + close_longest_first(stock, max_length, slots, last=END_LAST, budget=END_BUDGET)
+    return patterns + close_longest_first(stock, max_length, slots)
 
 
 def _stock(occurring: NDArray[np.int64], counts: NDArray[np.int64]) -> Stock:
@@ -102,7 +94,7 @@ def _draw(stock: Stock, max_length: int, cap: int, exact: bool, end: int, seed: 
     packs: list[list[int]] = []
     ahead: dict[int, int] = {}  # sequences of each length taken by closings before their turn
     pack: list[int] = []
-    room = max_length
+    room, left = max_length, stock.left
     for length in drawn:
         while not ahead.get(length):
             slots = cap - len(pack)
@@ -117,19 +109,22 @@ def _draw(stock: Stock, max_length: int, cap: int, exact: bool, end: int, seed: 
                     closing, put_off = _go_back(stock, pack, room, slots)
             if not full and not closing:
                 break
+            done = pack[: len(pack) - len(put_off)] + closing
             for other in closing:
-                stock.take(other)
+                left[other] -= 1
                 ahead[other] = ahead.get(other, 0) + 1
-            packs.append(pack[: len(pack) - len(put_off)] + closing)
+            stock.book(done)
+            packs.append(done)
             pack, room = put_off, max_length - sum(put_off)
         if ahead.get(length):
             ahead[length] -= 1
             continue
         if stock.sequences <= end or end and stock.tokens <= 3 * max_length:
             break
-        stock.take(length)
+        left[length] -= 1
         pack.append(length)
         room -= length
+    stock.book(pack)
     for other in pack:
         stock.put(other)
     return packs

@@ -135,6 +135,16 @@ def build(
         str, Option(help="Records over the length: error, drop, truncate, or split (texts).")
     ] = "error",
     max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
+    align: Annotated[
+        int, Option(help="Count lengths as if padded to a multiple (2 x context-parallel ranks).")
+    ] = 1,
+    packs_multiple: Annotated[
+        int, Option(help="Make the packs a multiple of this, by splitting some; no sequence is dropped.")
+    ] = 1,
+    plan_window: Annotated[
+        int | None,
+        Option(help="Fill a pack from so many neighbouring sequences. Default: all (ordered: 256)."),
+    ] = None,
     on_bad_record: Annotated[str, Option(help="Malformed records: error or drop.")] = "error",
     on_empty_reply: Annotated[str, Option(help="Records whose reply is empty: keep or drop.")] = "keep",
     max_drop_share: Annotated[float, Option(help="Share of the records that may be lost to faults.")] = 0.05,
@@ -185,6 +195,9 @@ def build(
         strategy=strategy,
         overflow=overflow,
         max_sequences_per_pack=max_sequences_per_pack,
+        align=align,
+        packs_multiple=packs_multiple,
+        plan_window=plan_window,
         on_bad_record=on_bad_record,
         on_empty_reply=on_empty_reply,
         max_drop_share=max_drop_share,

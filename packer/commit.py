@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
+from padless.packer.strategies.constraints import padded_lengths
 from padless.packer.tables import Places, SplitLines, gather_of, write_table
 from padless.packer.token_store import ChunkStore
 from padless.packer.tokenizer_files import TokenizerFiles
@@ -39,6 +40,7 @@ class Facts:
     seed: int
     max_length: int
     cap: int
+    align: int
     tokenizer: TokenizerFiles
     vocab_size: int
     largest_id: int
@@ -145,7 +147,7 @@ def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts) -> dict[str, An
         "dropped_by_reason": lines.dropped_by_reason,
         "sequences": len(lines.lengths),
         "packs": len(plan),
-        "bound_packs": lower_bound(lines.lengths, facts.max_length, facts.cap),
+        "bound_packs": lower_bound(padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap),
         "tokens": tokens,
         "trained_tokens": lines.trained,
         "masked_tokens": tokens - lines.trained,

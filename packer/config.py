@@ -59,6 +59,12 @@ class PackConfig:
     strategy: str = "bfd"
     overflow: str = "error"
     max_sequences_per_pack: int = 1024
+    align: int = 1
+    """Lengths count as if padded to a multiple of it; tokens are stored without the padding."""
+    packs_multiple: int = 1
+    """The packs to train on are a multiple of it."""
+    plan_window: int | None = None
+    """A pack's sequences are among so many neighbours; None: from anywhere (`ordered`: a few hundred)."""
     on_bad_record: str = "error"
     on_empty_reply: str = "keep"
     max_drop_share: float = 0.05
@@ -80,6 +86,7 @@ class PackConfig:
     def __post_init__(self) -> None:
         from padless.packer.formats import FORMATS, ROLES
         from padless.packer.strategies import STRATEGIES
+        from padless.packer.strategies.constraints import check_constraints
 
         for name in ("sources", "eval_sources"):
             value = getattr(self, name)
@@ -104,6 +111,11 @@ class PackConfig:
             raise InputError("no source given: name at least one file, glob or folder")
         self._integer("max_length", 1, "tokens", INT32_MAX)
         self._integer("max_sequences_per_pack", 1, "sequences", INT32_MAX)
+        self._integer("align", 1, "tokens")
+        self._integer("packs_multiple", 1, "packs")
+        if self.plan_window is not None:
+            self._integer("plan_window", 1, "sequences")
+        check_constraints(self.max_length, self.align, self.packs_multiple, self.plan_window)
         self._integer("shard_size", 1, "bytes")
         if self.limit is not None:
             self._integer("limit", 1, "records")

@@ -20,7 +20,7 @@ from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import SPLITS, check_output, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import resolve_sources
-from padless.packer.strategies import STRATEGIES
+from padless.packer.strategies import KEEPS_ORDER, STRATEGIES
 from padless.packer.tables import SplitLines, collect, lay_elements
 from padless.packer.token_store import ChunkStore, WorkFolder
 from padless.packer.tokenizer_files import Loading, take_loading
@@ -209,8 +209,12 @@ class _Build:
                 self.config.max_length,
                 max_sequences_per_pack=self.config.max_sequences_per_pack,
                 seed=self.config.seed,
+                align=self.config.align,
+                # Evaluation takes every pack once, on however many ranks.
+                packs_multiple=1 if name == SPLITS[1] else self.config.packs_multiple,
+                plan_window=self.config.plan_window,
             )
-            if strategy != "none":  # decreasing orders put like with like; `none` keeps the input's order
+            if strategy not in KEEPS_ORDER:  # decreasing orders put like with like
                 plan = shuffle_packs(plan, self.config.seed)
             plans.append(plan)
         return plans
@@ -293,6 +297,7 @@ class _Build:
             seed=self.config.seed,
             max_length=self.config.max_length,
             cap=self.config.max_sequences_per_pack,
+            align=self.config.align,
             tokenizer=self.identity.tokenizer,
             vocab_size=stage.vocab_size,
             largest_id=stage.largest_id,

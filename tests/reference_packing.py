@@ -1,4 +1,4 @@
-"""Best-fit decreasing one sequence at a time: slow, obvious, kept to hold the fast one to it."""
+"""Packing one sequence at a time: slow, obvious, kept to hold the fast strategies to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from collections.abc import Sequence
 def reference_bfd(
     seq_lengths: Sequence[int], max_length: int, max_sequences_per_pack: int | None = None
 ) -> list[list[int]]:
-    """Packs as lists of sequence numbers, in the order the packs were opened."""
+    """Best-fit decreasing: lists of sequence numbers, in the order the packs were opened."""
+    return _decreasing(seq_lengths, max_length, max_sequences_per_pack, best=True)
+
+
+def reference_ffd(
+    seq_lengths: Sequence[int], max_length: int, max_sequences_per_pack: int | None = None
+) -> list[list[int]]:
+    """First-fit decreasing: lists of sequence numbers, in the order the packs were opened."""
+    return _decreasing(seq_lengths, max_length, max_sequences_per_pack, best=False)
+
+
+def _decreasing(
+    seq_lengths: Sequence[int], max_length: int, max_sequences_per_pack: int | None, *, best: bool
+) -> list[list[int]]:
     packs: list[list[int]] = []
     room: list[int] = []
     for number in sorted(range(len(seq_lengths)), key=lambda i: -seq_lengths[i]):
@@ -20,11 +33,11 @@ def reference_bfd(
             and (max_sequences_per_pack is None or len(packs[pack]) < max_sequences_per_pack)
         ]
         if candidates:
-            best = min(candidates, key=lambda pack: (room[pack], pack))
+            chosen = min(candidates, key=lambda pack: (room[pack] if best else 0, pack))
         else:
-            best = len(packs)
+            chosen = len(packs)
             packs.append([])
             room.append(max_length)
-        packs[best].append(number)
-        room[best] -= length
+        packs[chosen].append(number)
+        room[chosen] -= length
     return packs

@@ -185,6 +185,26 @@ def an_unknown_strategy(folder: Path) -> tuple[list[object], list[str]]:
 
 
 @case
+def an_alignment_larger_than_a_pack(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--align", 4096], ["align 4,096", "max_length", "lower align"]
+
+
+@case
+def a_length_that_is_no_multiple_of_the_alignment(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--align", 7], ["no multiple of align 7", "give max_length"]
+
+
+@case
+def fewer_sequences_than_packs_must_be(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--packs-multiple", 500], ["400 sequences", "500 packs", "packs_multiple"]
+
+
+@case
+def a_window_of_nothing(folder: Path) -> tuple[list[object], list[str]]:
+    return [DEMO, "--plan-window", 0], ["plan_window", "at least 1", "got 0"]
+
+
+@case
 def an_unknown_format(folder: Path) -> tuple[list[object], list[str]]:
     return [DEMO, "--format", "chat"], ["format", "'chat'", "auto", "messages"]
 

@@ -358,6 +358,41 @@ def test_no_pack_has_more_sequences_than_asked(whole: Path, tmp_path: Path) -> N
     assert sequences_of(tmp_path / "out") == sequences_of(whole)
 
 
+def test_an_ordered_build_keeps_the_records_order(whole: Path, tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "out", "--strategy", "ordered", "--plan-window", 40)
+    assert_verified(tmp_path / "out")
+    packs = [one.sequence_ids.tolist() for one in PackedReader(tmp_path / "out")]
+    firsts = [pack[0] for pack in packs]
+    assert firsts == sorted(firsts)
+    assert all(pack == sorted(pack) and pack[-1] - pack[0] < 40 for pack in packs)
+    assert max(len(pack) for pack in packs) > 3
+    assert sequences_of(tmp_path / "out") == sequences_of(whole)
+
+
+def test_packs_share_out_evenly_and_nothing_is_dropped(whole: Path, tmp_path: Path) -> None:
+    before = len(PackedReader(whole))
+    found = built(DEMO, tmp_path / "out", "--packs-multiple", 8, "--eval-fraction", 0.1)
+    packs = len(PackedReader(tmp_path / "out", split="train"))
+    assert packs % 8 == 0 and before % 8 != 0 and packs < before + 8
+    assert found["kept_records"] == found["records"] == 400
+    assert_verified(tmp_path / "out")
+
+
+def test_alignment_counts_the_padding_and_stores_none(whole: Path, tmp_path: Path) -> None:
+    align = 16
+    assert MAX_LENGTH % align == 0
+    found = built(DEMO, tmp_path / "out", "--align", align)
+    assert_verified(tmp_path / "out")
+    padded = [
+        sum(-(-int(n) // align) * align for n in one.seq_lengths) for one in PackedReader(tmp_path / "out")
+    ]
+    assert max(padded) <= MAX_LENGTH
+    unaligned = [sum(-(-int(n) // align) * align for n in one.seq_lengths) for one in PackedReader(whole)]
+    assert max(unaligned) > MAX_LENGTH  # so the option was needed
+    assert sequences_of(tmp_path / "out") == sequences_of(whole)
+    assert -(-sum(padded) // MAX_LENGTH) <= found["bound_packs"] <= found["packs"]
+
+
 def test_labels_are_stored_for_plain_text_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     built(tmp_path / "text.txt", tmp_path / "auto")

@@ -6,29 +6,22 @@ choices, the tests and the benchmark read the dict.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from numpy.typing import ArrayLike
-
-from padless.packer.plan import PackPlan
 from padless.packer.strategies.bfd import bfd
+from padless.packer.strategies.constraints import Strategy, constrained, in_windows
+from padless.packer.strategies.ffd import ffd
 from padless.packer.strategies.none import none
+from padless.packer.strategies.optimal import optimal
+from padless.packer.strategies.ordered import ordered
+from padless.packer.strategies.spread import spread
 
+STRATEGIES: dict[str, Strategy] = {
+    "bfd": constrained(in_windows(bfd)),
+    "ffd": constrained(in_windows(ffd)),
+    "optimal": constrained(in_windows(optimal)),
+    "spread": constrained(in_windows(spread)),
+    "ordered": constrained(ordered),
+    "none": constrained(in_windows(none)),
+}
 
-class Strategy(Protocol):
-    """Plans `seq_lengths`, [N] in tokens, into packs of at most `max_length` tokens.
-
-    The same arguments give the same plan. Raises InputError for what no plan can hold.
-    """
-
-    def __call__(
-        self,
-        seq_lengths: ArrayLike,
-        max_length: int,
-        *,
-        max_sequences_per_pack: int | None = None,
-        seed: int = 0,
-    ) -> PackPlan: ...
-
-
-STRATEGIES: dict[str, Strategy] = {"bfd": bfd, "none": none}
+KEEPS_ORDER = frozenset({"ordered", "none"})
+"""Whose packs stand in the input's order and stay so; those of the others are shuffled."""

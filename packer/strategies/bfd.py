@@ -16,15 +16,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from padless.packer.plan import BLOCK, Integers, PackPlan, as_lengths, index_type, length_counts
-
-# rank of the first sequence, sequences per pack, first pack, sequences already in each pack
-Event = tuple[int, int, int, int]
-# first pack, number of packs, sequences in each
-Group = tuple[int, int, int]
+from padless.packer.plan import PackPlan, as_lengths, length_counts
+from padless.packer.strategies.counting import Event, Group, plan_of_events
 
 
 def bfd(
@@ -42,44 +37,11 @@ def bfd(
     lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack)
     cap = max_sequences_per_pack or max(len(lengths), 1)
     occurring, counts = length_counts(lengths)
-    events, groups = _fill(occurring[::-1].tolist(), counts[::-1].tolist(), max_length, cap)
-    _, packs, sizes = np.array(sorted(groups), np.int64).reshape(-1, 3).T
-    offsets = np.concatenate(([0], np.cumsum(np.repeat(sizes, packs))))
-    by_length = longest_first(lengths, occurring, counts)
-    return PackPlan(_place(events, offsets, by_length), offsets)
+    events, groups = fill_best(occurring[::-1].tolist(), counts[::-1].tolist(), max_length, cap)
+    return plan_of_events(lengths, events, groups)
 
 
-def longest_first(lengths: Integers, occurring: Integers, counts: NDArray[np.int64]) -> Integers:
-    """Numbers of the sequences by falling length, equal ones as they came: [2 5 2] -> [1 0 2].
-
-    `occurring` and `counts` are the lengths' histogram. A counting sort over blocks: one argsort
-    of 20 million takes twice as long and 16 bytes a sequence.
-    """
-    order = np.empty(len(lengths), index_type(len(lengths)))
-    places = len(lengths) - np.cumsum(counts)  # where the next sequence of each length goes
-    for begin in range(0, len(lengths), BLOCK):
-        block = lengths[begin : begin + BLOCK]
-        ascending = _stable_argsort(block)
-        block = block[ascending]
-        run_begins = np.flatnonzero(np.diff(block, prepend=0))
-        run_sizes = np.diff(run_begins, append=len(block))
-        kinds = np.searchsorted(occurring, block[run_begins])
-        shifts = np.repeat(places[kinds] - run_begins, run_sizes)
-        order[np.arange(len(block)) + shifts] = ascending + begin
-        places[kinds] += run_sizes
-    return order
-
-
-def _stable_argsort(values: Integers) -> NDArray[np.intp]:
-    order = np.argsort(values.astype(np.uint16), kind="stable")
-    # numpy sorts 16 bits by counting, ten times faster than it merges wider integers.
-    for shift in range(16, int(values.max()).bit_length(), 16):
-        digit = (values >> shift).astype(np.uint16)
-        order = order[np.argsort(digit[order], kind="stable")]
-    return order
-
-
-def _fill(
+def fill_best(
     lengths: list[int], counts: list[int], max_length: int, cap: int
 ) -> tuple[list[Event], list[Group]]:
     """What best-fit decreasing does to `counts` sequences of each length, longest first.
@@ -139,23 +101,3 @@ def _put(
         open_groups[room] = []
         insort(rooms, room)
     heappush(open_groups[room], group)
-
-
-def _place(events: list[Event], offsets: NDArray[np.int64], by_length: Integers) -> Integers:
-    """The order of a plan: each sequence of `by_length`, [N], put where its event says.
-
-    The sequence `i` ranks into an event goes into pack `first + i // each`, place
-    `size + i % each`.
-    """
-    order = np.empty_like(by_length)
-    table = np.array(events, by_length.dtype).reshape(-1, 4)
-    ranks = np.ascontiguousarray(table[:, 0])
-    for begin in range(0, len(by_length), BLOCK):
-        end = min(begin + BLOCK, len(by_length))
-        here = slice(*np.searchsorted(ranks, (begin, end - 1), side="right") - (1, 0))
-        shares = np.diff(np.clip(np.append(ranks[here], end), begin, None))
-        rank, each, first, size = np.repeat(table[here], shares, axis=0).T
-        within = np.arange(begin, end, dtype=table.dtype) - rank
-        pack = within // each
-        order[offsets[first + pack] + (size + within - pack * each)] = by_length[begin:end]
-    return order

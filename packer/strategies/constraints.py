@@ -1,0 +1,170 @@
+"""What every strategy can be asked for beside a length and a cap, done once around all of them.
+
+    align 8              lengths count as if padded to a multiple of 8, for context parallelism
+    packs_multiple 16    as many packs as 16 ranks share out evenly
+    plan_window 10000    a pack's sequences are among 10,000 neighbours, so reading stays local
+
+Alignment is a view: tokens are stored without the padding. A multiple is reached by splitting the
+packs of most sequences, never by dropping one. Windows are planned one by one, which costs every
+strategy but `ordered` an unfilled pack or so a window.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from padless.packer.errors import InputError
+from padless.packer.plan import Integers, PackPlan, as_lengths, index_type
+
+
+class Planner(Protocol):
+    """A strategy's own function: lengths [N] in tokens, planned as if there were nothing else."""
+
+    def __call__(
+        self, seq_lengths: ArrayLike, max_length: int, *, max_sequences_per_pack: int | None, seed: int
+    ) -> PackPlan: ...
+
+
+class WindowPlanner(Protocol):
+    """The same, with packs of sequences among `plan_window` neighbours; None: from anywhere."""
+
+    def __call__(
+        self,
+        seq_lengths: ArrayLike,
+        max_length: int,
+        *,
+        max_sequences_per_pack: int | None,
+        seed: int,
+        plan_window: int | None,
+    ) -> PackPlan: ...
+
+
+class Strategy(Protocol):
+    """Plans `seq_lengths`, [N] in tokens, into packs of at most `max_length` tokens.
+
+    The same arguments give the same plan. Raises InputError for what no plan can hold.
+    """
+
+    def __call__(
+        self,
+        seq_lengths: ArrayLike,
+        max_length: int,
+        *,
+        max_sequences_per_pack: int | None = None,
+        seed: int = 0,
+        align: int = 1,
+        packs_multiple: int = 1,
+        plan_window: int | None = None,
+    ) -> PackPlan: ...
+
+
+def constrained(planner: WindowPlanner) -> Strategy:
+    """The strategy that holds all constraints with the packs of `planner`."""
+
+    def strategy(
+        seq_lengths: ArrayLike,
+        max_length: int,
+        *,
+        max_sequences_per_pack: int | None = None,
+        seed: int = 0,
+        align: int = 1,
+        packs_multiple: int = 1,
+        plan_window: int | None = None,
+    ) -> PackPlan:
+        lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack)
+        check_constraints(max_length, align, packs_multiple, plan_window)
+        plan = planner(
+            padded_lengths(lengths, align),
+            max_length,
+            max_sequences_per_pack=max_sequences_per_pack,
+            seed=seed,
+            plan_window=plan_window,
+        )
+        return split_packs(plan, lengths, packs_multiple)
+
+    return strategy
+
+
+def in_windows(planner: Planner) -> WindowPlanner:
+    """`planner` for one window after the other, each with a seed of its own."""
+
+    def windowed(
+        seq_lengths: ArrayLike,
+        max_length: int,
+        *,
+        max_sequences_per_pack: int | None,
+        seed: int,
+        plan_window: int | None,
+    ) -> PackPlan:
+        lengths = np.asarray(seq_lengths)
+        step = plan_window or max(len(lengths), 1)
+        order = np.empty(len(lengths), index_type(len(lengths)))
+        offsets: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
+        for number, begin in enumerate(range(0, len(lengths), step)):
+            part = lengths[begin : begin + step]
+            plan = planner(
+                part, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed + number
+            )
+            order[begin : begin + step] = plan.order
+            order[begin : begin + step] += begin
+            offsets.append(plan.offsets[1:] + begin)
+        return PackPlan(order, np.concatenate(offsets))
+
+    return windowed
+
+
+def check_constraints(max_length: int, align: int, packs_multiple: int, plan_window: int | None) -> None:
+    """Raise InputError for constraints that no plan of packs of `max_length` tokens can hold."""
+    given = {"align": align, "packs_multiple": packs_multiple, "plan_window": plan_window}
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, got {value}")
+    if align > max_length:
+        raise InputError(
+            f"align {align:,} is larger than max_length {max_length:,}: no padded sequence would fit a pack; "
+            "lower align or raise max_length"
+        )
+    if unused := max_length % align:
+        raise InputError(
+            f"max_length {max_length:,} is no multiple of align {align:,}, so its last {unused:,} tokens "
+            f"could not be used; give max_length {max_length - unused:,}, or another align"
+        )
+
+
+def padded_lengths(lengths: Integers, align: int) -> Integers:
+    """Each length, [N] in tokens, rounded up to a multiple of `align`."""
+    if align == 1:
+        return lengths
+    padded: Integers = -(-lengths.astype(np.int64) // align) * align
+    return padded
+
+
+def split_packs(plan: PackPlan, lengths: Integers, multiple: int) -> PackPlan:
+    """The plan with as many more packs as make their number a multiple.
+
+    The packs of most sequences are split, where their tokens are about halved; the halves stay side
+    by side. `lengths` [N] in tokens. Raises InputError where there are fewer entries than packs.
+    """
+    missing = -len(plan) % multiple
+    if len(plan) + missing > len(plan.order):
+        raise InputError(
+            f"{len(plan.order):,} sequences cannot make {len(plan) + missing:,} packs, the next multiple of "
+            f"packs_multiple {multiple:,}; lower it, or give more data or a strategy with more in a pack"
+        )
+    offsets = plan.offsets
+    while missing:
+        sizes = np.diff(offsets)
+        largest = np.argsort(-sizes, kind="stable")[:missing]
+        cuts = []
+        for pack in largest[sizes[largest] > 1].tolist():
+            begin, end = int(offsets[pack]), int(offsets[pack + 1])
+            taken = lengths[plan.order[begin:end]] if plan.lengths is None else plan.lengths[begin:end]
+            tokens = np.cumsum(taken, dtype=np.int64)
+            half = int(np.searchsorted(tokens, tokens[-1] / 2)) + 1
+            cuts.append(begin + min(half, end - begin - 1))
+        offsets = np.sort(np.concatenate((offsets, np.array(cuts, np.int64))))
+        missing -= len(cuts)
+    return PackPlan(plan.order, offsets, plan.starts, plan.lengths)

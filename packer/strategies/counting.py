@@ -1,0 +1,121 @@
+"""From counts back to sequences: what strategies that plan over the length histogram share.
+
+Sequences of one length are interchangeable until the last step, so a strategy says only how many
+of which length go where, as events or as patterns; here numpy turns that into sequence numbers.
+The price of both forms is a sort of all sequences by length, which a loop over single sequences
+would not need; it is a counting sort, and far cheaper than that loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.plan import BLOCK, Integers, PackPlan, index_type, length_counts
+
+# rank of the first sequence, sequences per pack, first pack, sequences already in each pack
+Event = tuple[int, int, int, int]
+# first pack, number of packs, sequences in each
+Group = tuple[int, int, int]
+# how many packs look like this, and the lengths in each
+Pattern = tuple[int, list[int]]
+
+
+def plan_of_events(lengths: Integers, events: list[Event], groups: list[Group]) -> PackPlan:
+    """The plan in which each sequence, longest first, goes where its event says.
+
+    `lengths` [N] in tokens. Events follow the ranks without a gap; groups hold every pack once.
+    """
+    _, packs, sizes = np.array(sorted(groups), np.int64).reshape(-1, 3).T
+    offsets = np.concatenate(([0], np.cumsum(np.repeat(sizes, packs))))
+    return PackPlan(_place(events, offsets, longest_first(lengths, *length_counts(lengths))), offsets)
+
+
+def plan_of_patterns(lengths: Integers, patterns: Sequence[Pattern], seed: int | None = None) -> PackPlan:
+    """The plan whose packs hold the lengths that the patterns say, pattern after pattern.
+
+    `lengths` [N] in tokens; the patterns use each exactly as often as it occurs. Which sequences
+    of one length go where is drawn from `seed`; None: they go in the order in which they came.
+    """
+    sizes = np.array([len(pattern) for _, pattern in patterns], np.int64)
+    copies = np.array([copies for copies, _ in patterns], np.int64)
+    offsets = np.concatenate(([0], np.cumsum(np.repeat(sizes, copies))))
+    # [N] the length that stands at each place of the order
+    places: Integers = np.empty(len(lengths), lengths.dtype)
+    at = 0
+    for count, pattern in patterns:
+        end = at + count * len(pattern)
+        places[at:end].reshape(count, len(pattern))[:] = pattern
+        at = end
+    assert at == len(lengths), f"patterns hold {at} of {len(lengths)} sequences"
+    occurring, counts = length_counts(lengths)
+    order = np.empty(len(lengths), index_type(len(lengths)))
+    if seed is None:
+        by_length = longest_first(lengths, occurring, counts)
+    else:
+        drawn = random_order(len(lengths), seed)
+        by_length = drawn[longest_first(lengths[drawn], occurring, counts)]
+    order[longest_first(places, occurring, counts)] = by_length
+    return PackPlan(order, offsets)
+
+
+def random_order(count: int, seed: int) -> Integers:
+    """The numbers below `count` in an order drawn from `seed`, [count].
+
+    Sorted by 16 random bits each, which is a counting sort: among more than 65,536 some get the
+    same bits, and those keep their order. PCG64's raw bits stay the same in every numpy.
+    """
+    raw = np.random.PCG64(seed).random_raw(count // 4 + 1).astype("<u8")
+    return np.argsort(raw.view("<u2")[:count], kind="stable").astype(index_type(count))
+
+
+def longest_first(lengths: Integers, occurring: Integers, counts: NDArray[np.int64]) -> Integers:
+    """Numbers of the sequences by falling length, equal ones as they came: [2 5 2] -> [1 0 2].
+
+    `occurring` and `counts` are the lengths' histogram. A counting sort over blocks: one argsort
+    of 20 million takes twice as long and 16 bytes a sequence.
+    """
+    order = np.empty(len(lengths), index_type(len(lengths)))
+    places = len(lengths) - np.cumsum(counts)  # where the next sequence of each length goes
+    for begin in range(0, len(lengths), BLOCK):
+        block = lengths[begin : begin + BLOCK]
+        ascending = _stable_argsort(block)
+        block = block[ascending]
+        run_begins = np.flatnonzero(np.diff(block, prepend=0))
+        run_sizes = np.diff(run_begins, append=len(block))
+        kinds = np.searchsorted(occurring, block[run_begins])
+        shifts = np.repeat(places[kinds] - run_begins, run_sizes)
+        order[np.arange(len(block)) + shifts] = ascending + begin
+        places[kinds] += run_sizes
+    return order
+
+
+def _stable_argsort(values: Integers) -> NDArray[np.intp]:
+    order = np.argsort(values.astype(np.uint16), kind="stable")
+    # numpy sorts 16 bits by counting, ten times faster than it merges wider integers.
+    for shift in range(16, int(values.max()).bit_length(), 16):
+        digit = (values >> shift).astype(np.uint16)
+        order = order[np.argsort(digit[order], kind="stable")]
+    return order
+
+
+def _place(events: list[Event], offsets: NDArray[np.int64], by_length: Integers) -> Integers:
+    """The order of a plan: each sequence of `by_length`, [N], put where its event says.
+
+    The sequence `i` ranks into an event goes into pack `first + i // each`, place
+    `size + i % each`.
+    """
+    order = np.empty_like(by_length)
+    table = np.array(events, by_length.dtype).reshape(-1, 4)
+    ranks = np.ascontiguousarray(table[:, 0])
+    for begin in range(0, len(by_length), BLOCK):
+        end = min(begin + BLOCK, len(by_length))
+        here = slice(*np.searchsorted(ranks, (begin, end - 1), side="right") - (1, 0))
+        shares = np.diff(np.clip(np.append(ranks[here], end), begin, None))
+        rank, each, first, size = np.repeat(table[here], shares, axis=0).T
+        within = np.arange(begin, end, dtype=table.dtype) - rank
+        pack = within // each
+        order[offsets[first + pack] + (size + within - pack * each)] = by_length[begin:end]
+    return order

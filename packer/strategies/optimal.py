@@ -1,0 +1,60 @@
+"""The fewest packs that several orders find, stopping at the bound.
+
+Longest first, whole patterns at once, each closed exactly with its last few sequences: on real
+lengths that is the bound, or one above it. Where the data or a cap keep it away from the bound,
+`spread` is drawn a few times from different seeds, and the best of all is taken.
+
+The trade-off is time where the bound cannot be reached: then every order is tried, for one pack in
+a thousand at best. And longest first, like `bfd`, puts the shortest sequences together.
+"""
+
+from __future__ import annotations
+
+from numpy.typing import ArrayLike
+
+from padless.packer.plan import PackPlan, as_lengths, length_counts, lower_bound
+from padless.packer.strategies.bfd import bfd
+from padless.packer.strategies.closing import Stock, close_longest_first
+from padless.packer.strategies.counting import Pattern, plan_of_patterns
+from padless.packer.strategies.spread import spread_patterns
+
+DRAWS = 3
+"""Of `spread`, at most: each costs as much as all the rest."""
+
+
+def optimal(
+    seq_lengths: ArrayLike,
+    max_length: int,
+    *,
+    max_sequences_per_pack: int | None = None,
+    seed: int = 0,
+) -> PackPlan:
+    """Plan in the order that gives the fewest packs.
+
+    `seq_lengths` [N] in tokens, `max_length` the tokens of a pack. Raises InputError for a
+    sequence that fits no pack, an empty one, or a limit below 1.
+    """
+    lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack)
+    cap = max_sequences_per_pack or max(len(lengths), 1)
+    bound = lower_bound(lengths, max_length, max_sequences_per_pack)
+    occurring, counts = length_counts(lengths)
+    best: list[Pattern] = []
+    fewest = len(lengths) + 1
+    # Under a cap longest first hardly ever wins, and is tried last.
+    draws = [*range(DRAWS), None] if cap * bound < 4 * len(lengths) else [None, *range(DRAWS)]
+    for draw in draws:
+        if draw is None:
+            stock = Stock(zip(occurring.tolist(), counts.tolist(), strict=True))
+            patterns = close_longest_first(stock, max_length, cap)
+        else:
+            patterns = spread_patterns(occurring, counts, max_length, max_sequences_per_pack, seed + draw)
+        packs = sum(copies for copies, _ in patterns)
+        if packs < fewest:
+            best, fewest = patterns, packs
+        if fewest == bound:
+            break
+    if fewest > bound:
+        plan = bfd(lengths, max_length, max_sequences_per_pack=max_sequences_per_pack)
+        if len(plan) < fewest:
+            return plan
+    return plan_of_patterns(lengths, best, seed)

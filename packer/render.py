@@ -147,9 +147,8 @@ class Renderer:
                 chats.append((record, self._with_system(example) if system else example))
                 if not example.messages[-1].get("content") and _has_empty_reply(example):
                     found.empty_replies.append(record)
-                untrained = self._untrained(example)
-                if untrained:
-                    found.untrained[record] = untrained
+                if (example.first_trained or example.untrained) and (left := self._untrained(example)):
+                    found.untrained[record] = left
             elif isinstance(example, Tokens):
                 found.tokens.append((record, example))
                 if not example.input_ids:

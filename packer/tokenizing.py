@@ -247,6 +247,7 @@ def give_memory_back() -> None:
     try:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 4 * 2**20)
+        libc.mallopt(-1, 32 * 2**20)
         libc.malloc_trim(0)
     except (OSError, AttributeError):  # not glibc
         return

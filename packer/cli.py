@@ -46,10 +46,7 @@ def _start_loading(arguments: list[str]) -> None:
         if folder and os.path.isdir(folder):
             from padless.packer.tokenizer_files import start_loading
 
-            loading = start_loading(folder)
-            loading.begun.wait()  # from here on the load runs without the GIL
-            if os.path.isfile(os.path.join(folder, "tokenizer.json")):
-                _ = loading.reference  # a process, so the sooner the better
+            start_loading(folder).begun.wait()  # from here on the load runs without the GIL
             return
 
 

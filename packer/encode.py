@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.reference import Answer, load_reference
+from padless.packer.reference import Answer, ReferenceProcess, encode_groups, load_reference
 from padless.packer.tokenizer_files import Loading, TokenizerFiles
 
 Ids = NDArray[np.int32]
@@ -103,6 +103,7 @@ class Encoder:
         self.why_not_fast = "not tried"
         self._lock = threading.Lock()
         self._groups: list[tuple[bool, list[str]]] = []
+        self._process: ReferenceProcess | None = None
 
     @cached_property
     def reference(self) -> Any:
@@ -114,12 +115,22 @@ class Encoder:
         self.files.spec["model"]["vocab"] = {}
         self.files.spec["model"]["merges"] = []
 
-    def ask_reference(self, loading: Loading, sample: Sequence[str], plains: Iterable[bool]) -> None:
-        """Have the reference encode the sample and the hard strings, for `was_right`."""
+    def prepare_check(
+        self, loading: Loading, sample: Sequence[str], plains: Iterable[bool], *, at_once: bool
+    ) -> None:
+        """Have the reference encode the sample and the hard strings, for `was_right`.
+
+        `at_once`: while the fast backend loads, for a build that will wait for the answer. Otherwise
+        afterwards: on two cores a third load would only hold up the other two.
+        """
         self._groups = [
             (plain, [*(() if number else sample), *hard_strings(self.files.special_contents)])
             for number, plain in enumerate(plains)
         ]
+        if at_once:
+            self._ask(loading)
+
+    def _ask(self, loading: Loading) -> None:
         self._process = loading.reference
         self._process.ask(self._groups)
 
@@ -127,11 +138,15 @@ class Encoder:
         """Use the fast backend where there is one, on trust until `was_right` has been asked."""
         try:
             self.fast = loading.fast.result()
+            if self._process is None:
+                self._ask(loading)
         except Exception as error:
             self.why_not_fast = str(error).splitlines()[0] if str(error) else type(error).__name__
 
     @cached_property
     def _answer(self) -> Answer:
+        if self._process is None:  # there is no fast backend to check
+            return encode_groups(self.reference, self._groups)
         return self._process.answer()
 
     def was_right(self) -> bool:

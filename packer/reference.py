@@ -3,7 +3,7 @@
 `tokenizers` takes a third of a second to load a large vocabulary and holds the GIL meanwhile, so the load
 happens elsewhere: the child is started first, gets the sample once there is one, and answers with ids.
 
-    child:   python -m padless.packer.reference FOLDER   < request   > answer      (both JSON)
+    child:   python -m padless.packer.reference FOLDER   < length, request   > answer      (both JSON)
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class ReferenceProcess:
         if self._child is None or self._child.stdin is None:
             return
         try:
-            self._child.stdin.write(request)
+            # Its length first: workers may be forked meanwhile, and hold the pipe open for longer.
+            self._child.stdin.write(len(request).to_bytes(8, "little") + request)
             self._child.stdin.close()
         except OSError:  # it has ended already: this process will do it
             self._child.kill()
@@ -117,7 +118,8 @@ def _main() -> None:
 
     # Loaded before the request is there: most of the work needs no sample.
     reference = load_reference(sys.argv[1])
-    request = orjson.loads(sys.stdin.buffer.read())
+    length = int.from_bytes(sys.stdin.buffer.read(8), "little")
+    request = orjson.loads(sys.stdin.buffer.read(length))
     sys.stdout.buffer.write(orjson.dumps(list(encode_groups(reference, request))))
     sys.stdout.buffer.flush()
     os._exit(0)  # nothing here needs to be taken apart

@@ -25,8 +25,8 @@ from padless.packer.template import ChatTemplate
 from padless.packer.token_store import ChunkStore, Entry
 from padless.packer.tokenizer_files import Loading
 
-M_MMAP_THRESHOLD = -3
-"""glibc's number for that option of mallopt."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""glibc's numbers for these options of mallopt."""
 SHADOW_BYTES = 48 * 2**20
 """Rendered text that may be held while the tokenizer loads; inputs below that are done in threads."""
 
@@ -187,7 +187,8 @@ class Tokenizing:
         flags = [False, plain] if chats else [plain, False]
         if len(self.files) == 1 or flags[0] == flags[1]:
             flags = flags[:1]
-        work.encoder.ask_reference(loading, sample[:: max(1, len(sample) // 256)], flags)
+        sample = sample[:: max(1, len(sample) // 256)]
+        work.encoder.prepare_check(loading, sample, flags, at_once=not self._small)
         size = sum(item.size for item in prepared)
         more = todo is not None
         while more and size < SHADOW_BYTES and not loading.fast.done():
@@ -198,8 +199,6 @@ class Tokenizing:
                 prepared.append(work.prepare(task))
                 size += prepared[-1].size
         work.encoder.take_fast(loading)
-        if not self._small:  # long enough to wait for the proof
-            work.encoder.was_right()
         return prepared
 
     def _only_chats(self, prepared: deque[Prepared]) -> bool:
@@ -247,7 +246,7 @@ def give_memory_back() -> None:
     try:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 4 * 2**20)
-        libc.mallopt(-1, 32 * 2**20)
+        libc.mallopt(M_TRIM_THRESHOLD, 32 * 2**20)
         libc.malloc_trim(0)
     except (OSError, AttributeError):  # not glibc
         return

@@ -68,7 +68,7 @@ def test_the_fast_backend_is_taken_and_gives_the_reference_ids(name: str, shared
     loading = take_loading(str(shared / "tokenizers" / name))
     encoder = Encoder(loading.files)
     texts = ["a sample", "Zeile\r\nzwei", "नमस्ते दुनिया", "<|im_end|></s>"]
-    encoder.ask_reference(loading, texts, [False, True])
+    encoder.prepare_check(loading, texts, [False, True], at_once=True)
     encoder.take_fast(loading)
     assert encoder.was_right()
     assert encoder.backend == "fastokens"

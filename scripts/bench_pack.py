@@ -138,13 +138,18 @@ def compare(packed: Path, dump: Path) -> tuple[int, int]:
     return len(peer), len(ids)
 
 
-def duel(job: Job, source: Path, workers: int, rounds: int, peers: Sequence[str], results: Results) -> None:
-    """Interleaved pairs of whole processes: each time, medians, ratios of medians and minima."""
+def duel(
+    job: Job, source: Path, workers: int, rounds: int, each: int, peers: Sequence[str], results: Results
+) -> None:
+    """Interleaved whole processes: each time, medians, ratios of medians and minima.
+
+    A round is `each` runs of padless and one of each peer: a run of two seconds is noisier than one of 20.
+    """
     case = f"{source.name}, {workers} worker{'s' if workers > 1 else ''}"
     arms = ("padless", *peers)
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     for _ in range(rounds):
-        for arm in arms:
+        for arm in ("padless",) * each + tuple(peers):
             seconds[arm].append(timed(job, job.command(arm, source, workers, job.fresh(arm))))
             results.add(case, arm, "wall", seconds[arm][-1], "s")
     for arm in arms:
@@ -187,6 +192,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=2048, help="tokens")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 1], help="one duel for each")
     parser.add_argument("--rounds", type=int, default=3, help="pairs a duel; 0: only compare")
+    parser.add_argument("--each", type=int, default=3, help="runs of padless in each round")
     parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS, help="arms of the duels")
     parser.add_argument("--copies", type=int, default=1, help="time the duels on the input N times over")
     parser.add_argument("--scale", type=int, nargs="*", default=[], help="repeat the input N times")
@@ -215,7 +221,7 @@ def main() -> None:
             source = work / f"{source.stem} x {options.copies}{source.suffix}"
             repeat_records(options.input, options.copies, source)
         for workers in options.workers if options.rounds else []:
-            duel(job, source, workers, options.rounds, options.peers, results)
+            duel(job, source, workers, options.rounds, options.each, options.peers, results)
         for copies in options.scale:
             for workers in options.workers:
                 measure_scale(job, options.input, copies, workers, results)

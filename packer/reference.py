@@ -1,7 +1,7 @@
 """The reference tokenizer in a process of its own, for the check that every build begins with.
 
-`tokenizers` takes a third of a second to load a large vocabulary and holds the GIL meanwhile, so the load
-happens elsewhere: the child is started first, gets the sample once there is one, and answers with ids.
+`tokenizers` takes a third of a second to load a large vocabulary and holds the GIL for most of it, so the
+load happens elsewhere: the child gets a sample of the input and answers with its ids.
 
     child:   python -m padless.packer.reference FOLDER   < length, request   > answer      (both JSON)
 """

@@ -206,7 +206,10 @@ def test_one_build_at_a_time(tmp_path: Path) -> None:
 def test_a_lock_file_that_nobody_holds_blocks_nobody(tmp_path: Path, content: str) -> None:
     (tmp_path / ".work").mkdir()
     (tmp_path / ".work" / "lock").write_text(content)
-    WorkFolder(str(tmp_path)).remove()
+    folder = WorkFolder(str(tmp_path))
+    assert (tmp_path / ".work" / "lock").read_text() == str(os.getpid())
+    folder.remove()
+    assert not (tmp_path / ".work").exists()
 
 
 def _take_and_leave_to_a_child(output: str, seconds: float) -> None:

@@ -199,7 +199,17 @@ def test_all_constraints_hold_at_once(
         assert all(max(pack) - min(pack) < window for pack in packs_of(plan))
 
 
-@given(inputs, st.integers(2, 5))
+# Several sequences a pack, so that there is something to split.
+roomy_inputs = st.integers(1, 40).flatmap(
+    lambda longest: st.tuples(
+        st.lists(st.integers(1, longest), min_size=20, max_size=60),
+        st.integers(3 * longest, 6 * longest),
+        st.none() | st.integers(3, 6),
+    )
+)
+
+
+@given(roomy_inputs, st.integers(2, 5))
 def test_a_multiple_of_packs_splits_no_more_than_needed(given_input: Input, multiple: int) -> None:
     lengths, max_length, cap = given_input
     plan = STRATEGIES["bfd"](lengths, max_length, max_sequences_per_pack=cap)

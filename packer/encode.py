@@ -131,15 +131,15 @@ class Encoder:
             self._ask(loading)
 
     def _ask(self, loading: Loading) -> None:
-        self._process = loading.reference
-        self._process.ask(self._groups)
+        if self._process is None:  # a build that starts again asks the same
+            self._process = loading.reference
+            self._process.ask(self._groups)
 
     def take_fast(self, loading: Loading) -> None:
         """Use the fast backend where there is one, on trust until `was_right` has been asked."""
         try:
             self.fast = loading.fast.result()
-            if self._process is None:
-                self._ask(loading)
+            self._ask(loading)
         except Exception as error:
             self.why_not_fast = str(error).splitlines()[0] if str(error) else type(error).__name__
 

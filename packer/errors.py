@@ -9,6 +9,10 @@ class InputError(PadlessError, ValueError):
     """Wrong use or bad input: the message names the value, the limit and the way out."""
 
 
+class CutError(InputError):
+    """A piece of a file does not parse by itself: it was cut on trust, and wrongly, or is malformed."""
+
+
 class DiskFullError(PadlessError, OSError):
     """A write failed for want of space; what was finished before it is kept for the next try."""
 

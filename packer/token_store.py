@@ -103,7 +103,10 @@ class WorkFolder:
 
 
 class ChunkStore:
-    """The chunks of one build, by number. `key` names all that decides their bytes."""
+    """The chunks of one build, by number. `key` names all that decides their bytes.
+
+    A store begins with cuts on trust; `clear` says when they have to be exact, and a later run sees it.
+    """
 
     def __init__(self, folder: str, key: str) -> None:
         self.folder = folder
@@ -111,6 +114,8 @@ class ChunkStore:
         self.tokens_path = os.path.join(folder, "tokens.bin")
         self.lines_path = os.path.join(folder, "lines.bin")
         self.entries: dict[int, Entry] = {}
+        self.exact_cuts = False
+        """How the sources are cut: the numbers of the chunks mean nothing otherwise."""
         journal = os.path.join(folder, "journal.jsonl")
         if not self._take_up(journal, key):
             for path in (journal, self.tokens_path, self.lines_path):
@@ -122,7 +127,7 @@ class ChunkStore:
         self._journal = open(journal, "a", encoding="utf-8")
         if not self.entries:
             self._journal.truncate(0)
-            self._enter({"key": key})
+            self._enter(self._head())
         self.used = (
             max((e.tokens_at + e.tokens for e in self.entries.values()), default=0),
             max((e.lines_at + e.lines for e in self.entries.values()), default=0),
@@ -136,11 +141,12 @@ class ChunkStore:
                 if torn:  # or the next line would be torn with it
                     file.truncate(len(whole) + 1)
             rows = [json.loads(line) for line in whole.splitlines()]
-            if not rows or rows[0] != {"key": key}:
+            if not rows or rows[0].get("key") != key:
                 return False
+            self.exact_cuts = rows[0]["exact_cuts"]
             tokens = np.memmap(self.tokens_path, dtype="<i4", mode="r")
             lines = np.memmap(self.lines_path, dtype=LINE, mode="r")
-        except (OSError, ValueError):  # nothing there, or nothing of ours
+        except (OSError, ValueError, KeyError):  # nothing there, or nothing of ours
             return False
         for row in rows[1:]:
             entry = Entry(**row)
@@ -149,6 +155,9 @@ class ChunkStore:
             if entry.check == _check(mine, about):
                 self.entries[entry.chunk] = entry
         return bool(self.entries)
+
+    def _head(self) -> dict[str, Any]:
+        return {"key": self._key, "exact_cuts": self.exact_cuts}
 
     def _enter(self, row: dict[str, Any]) -> None:
         line = json.dumps(row) + "\n"
@@ -177,12 +186,13 @@ class ChunkStore:
             problems=tuple(result.problems[:MOST_PROBLEMS]),
         )
 
-    def clear(self) -> None:
-        """Forget every chunk."""
+    def clear(self, *, exact_cuts: bool) -> None:
+        """Forget every chunk; from now on the sources are cut so."""
+        self.exact_cuts = exact_cuts
         self.entries.clear()
         self._journal.seek(0)
         self._journal.truncate(0)
-        self._enter({"key": self._key})
+        self._enter(self._head())
         self.used = (0, 0)
 
     def commit(self, entry: Entry) -> None:

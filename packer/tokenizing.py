@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from padless.packer.chunk import ChunkWork
 from padless.packer.encode import Encoder
-from padless.packer.errors import DiskFullError, InputError
+from padless.packer.errors import CutError, DiskFullError, InputError
 from padless.packer.formats import FORMATS, MIXED, detect
 from padless.packer.formats.examples import Chat, Columns, RecordError
 from padless.packer.identity import Identity
@@ -72,7 +72,11 @@ class Tokenizing:
         for entry in self.store.entries.values():
             self._count(entry)
         tasks = self._tasks()
-        prepared = self._in_shadow(work, tasks, loading)
+        try:
+            prepared = self._in_shadow(work, tasks, loading)
+        except CutError:
+            tasks = self._again(exact_cuts=True)
+            prepared = self._in_shadow(work, tasks, loading)
         if self.config.bos != "auto":
             begin = self.identity.special_id("bos", "bos_token")
             work.begin_ids = () if begin is None else (begin,)
@@ -83,12 +87,12 @@ class Tokenizing:
             give_memory_back()
         self.done("load")
         try:
-            self._run_chunks(work, prepared, tasks)
+            try:
+                self._run_chunks(work, prepared, tasks)
+            except CutError:
+                self._run_chunks(work, deque(), self._again(exact_cuts=True))
             if not encoder.was_right():
-                self.store.clear()
-                self._problems.clear()
-                self._taken = 0
-                self._run_chunks(work, deque(), self._tasks())
+                self._run_chunks(work, deque(), self._again(exact_cuts=self.store.exact_cuts))
         except DiskFullError:
             self.store.cut_back()
             raise
@@ -115,6 +119,14 @@ class Tokenizing:
             template = ChatTemplate(self.identity.template, variables, name)
         return ChunkWork(self.config, template, encoder, self.identity.end_id)
 
+    def _again(self, *, exact_cuts: bool) -> Iterator[Task]:
+        """All tasks from the first, where something that was taken on trust has proved wrong."""
+        self.store.clear(exact_cuts=exact_cuts)
+        self._problems.clear()
+        self._taken = 0
+        self._counts.update(records=0.0, tokens=0.0, bytes=0.0)
+        return self._tasks()
+
     def _run_chunks(self, work: ChunkWork, prepared: deque[Prepared], tasks: Iterator[Task]) -> None:
         def finished(entry: Entry) -> None:
             if entry.problems:
@@ -133,7 +145,9 @@ class Tokenizing:
 
     def _tasks(self) -> Iterator[Task]:
         """Chunks that are still to do, each with the format of its source."""
-        for chunk in walk(self.files, text_by=self.config.text_by):
+        # With a limit nobody reads what lies behind it.
+        exact = self.store.exact_cuts or self.config.limit is not None
+        for chunk in walk(self.files, text_by=self.config.text_by, exact_cuts=exact):
             file = self.files[chunk.source]
             if chunk.source not in self.formats:
                 self.formats[chunk.source] = self._format(chunk, file)
@@ -190,14 +204,12 @@ class Tokenizing:
         sample = sample[:: max(1, len(sample) // 256)]
         work.encoder.prepare_check(loading, sample, flags, at_once=not self._small)
         size = sum(item.size for item in prepared)
-        more = todo is not None
-        while more and size < SHADOW_BYTES and not loading.fast.done():
+        while todo is not None and size < SHADOW_BYTES and not loading.fast.done():
             task = next(tasks, None)
             if task is None:
-                more = False
-            else:
-                prepared.append(work.prepare(task))
-                size += prepared[-1].size
+                break
+            prepared.append(work.prepare(task))
+            size += prepared[-1].size
         work.encoder.take_fast(loading)
         return prepared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import csv
 import datetime
 import gzip
@@ -22,19 +23,22 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from padless.packer.errors import InputError
+from padless.packer.errors import CutError, InputError
 from padless.packer.sources import BadRecord, Records, read_chunk, resolve_sources, walk
 
 ROWS = [{"a": 1}, {"a": "x"}, {"b": [1, {"a": None}]}]
 
 
-def read_all(path: Path, *, chunk_bytes: int = 512 * 1024, text_by: str = "line") -> Records:
+def read_all(
+    path: Path, *, chunk_bytes: int = 512 * 1024, text_by: str = "line", exact_cuts: bool = True
+) -> Records:
     """All records of one file through resolve, walk and read; lines None where it has none."""
     files = resolve_sources([str(path)], text_by=text_by)
     rows: list[Any] = []
     lines: list[int] = []
     replaced = 0
-    for index, chunk in enumerate(walk(files, chunk_bytes=chunk_bytes, text_by=text_by)):
+    chunks = walk(files, chunk_bytes=chunk_bytes, text_by=text_by, exact_cuts=exact_cuts)
+    for index, chunk in enumerate(chunks):
         assert chunk.index == index
         records = read_chunk(chunk)
         assert records.rows, "a chunk without records"
@@ -107,6 +111,17 @@ def test_json_array_gives_what_json_loads_gives(
         lines.append(whole.count("\n", 0, at) + 1)
         _, at = decoder.raw_decode(whole, at)
     assert records.lines == lines
+    with contextlib.suppress(CutError):  # cuts on trust give the same, or say that they do not
+        on_trust = read_all(path, chunk_bytes=chunk_bytes, exact_cuts=False)
+        assert (on_trust.rows, on_trust.lines) == (records.rows, records.lines)
+
+
+def test_a_cut_on_trust_inside_a_record_is_found_out(tmp_path):
+    turns = [{"a": [{"b": 1}]}] * 6
+    path = write(tmp_path / "a.json", json.dumps([*turns[:3], {"a": turns}, *turns[:3]]).encode())
+    assert len(read_all(path, chunk_bytes=48).rows) == 7
+    with pytest.raises(CutError):
+        read_all(path, chunk_bytes=48, exact_cuts=False)
 
 
 @many_files

@@ -94,6 +94,8 @@ class CutOptions:
 
     chunk_bytes: int
     text_by: str
+    exact_cuts: bool = False
+    """Prove each cut before it is made, instead of leaving that to the reader of the piece."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,10 +3,11 @@
     [{"a": 1}, {"a": "},{"}, {"a": 2}]      a block of the file that begins at an element
                ^ candidate    ^ candidate   the separator learned before, searched from the end
 
-A candidate is taken only if everything from the last true boundary up to it parses: then it is a
-boundary for certain. That is one rfind and one orjson parse a block (about 1 GB/s). Where the
-candidate lay inside a string or a nested list, the block is scanned token by token (100 MB/s),
-which is exact by itself.
+A cut is right if every piece, read between two brackets, parses: the pieces put together are then the
+array. Whoever reads a piece parses it anyway, so a candidate is taken on trust, which costs one rfind a
+block, and a piece that does not parse raises CutError. The walk is then done again with `exact_cuts`: a
+candidate is taken only if everything from the last boundary up to it parses (about 1 GB/s), otherwise
+the block is scanned token by token (100 MB/s), and a malformed file is told by its line.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import overload
 
 import orjson
 
-from padless.packer.errors import InputError
+from padless.packer.errors import CutError, InputError
 from padless.packer.sources.chunks import Chunk, CutOptions, Piece, Records, chunk_data
 from padless.packer.sources.json_text import MalformedError, as_row, parse
 from padless.packer.sources.stream import NON_BLANK, READ_BYTES, ByteStream
@@ -58,8 +59,16 @@ def separators(block: bytes) -> Iterator[int]:
 def cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
     """Pieces of whole elements, without the comma or bracket behind them.
 
-    Raises InputError with line and column where the array is malformed.
+    Raises InputError with line and column where the array is malformed; without `exact_cuts` CutError,
+    since a wrong cut lets all that follows it look malformed.
     """
+    try:
+        yield from _cut(stream, options)
+    except InputError as error:
+        raise error if options.exact_cuts else CutError(str(error)) from error
+
+
+def _cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
     if stream.peek(1) != b"[":
         yield from _one_object(stream)
         return
@@ -75,7 +84,7 @@ def cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
             _parse_at(stream, start, b"[" + block)
             comma = block.rindex(b"]")
         else:
-            comma = _by_separator(block, separator)
+            comma = _by_separator(block, separator, checked=options.exact_cuts)
             if comma < 0:
                 comma = _by_scan(stream, start, block)
                 if comma < 0:
@@ -99,12 +108,15 @@ def cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
 
 
 def read(chunk: Chunk) -> Records:
-    """The elements of a piece: objects and strings, anything else as BadRecord."""
+    """The elements of a piece: objects and strings, anything else as BadRecord.
+
+    Raises CutError where the piece does not parse.
+    """
     data = chunk_data(chunk)
     try:
         values, replaced = parse(b"[" + data + b"]")
     except MalformedError as error:
-        raise InputError(
+        raise CutError(
             f"{chunk.path} changed during the build (near line {chunk.line:,}: {error.reason}); "
             "build again once it is complete"
         ) from None
@@ -156,12 +168,14 @@ def _one_object(stream: ByteStream) -> Iterator[Piece]:
     yield Piece(start=start, stop=start + len(data), line=stream.line, payload=stream.keep(data))
 
 
-def _by_separator(block: bytes, separator: bytes) -> int:
-    """The comma in the last occurrence of a separator seen before, where that is a true one."""
+def _by_separator(block: bytes, separator: bytes, *, checked: bool) -> int:
+    """The comma in the last occurrence of a separator seen before; `checked`: where it is a true one."""
     at = block.rfind(separator) if separator else -1
     if at < 0:
         return -1
     comma = block.index(b",", at)
+    if not checked:
+        return comma
     try:
         orjson.loads(b"[" + block[:comma] + b"]")
     except orjson.JSONDecodeError:

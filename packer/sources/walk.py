@@ -1,6 +1,6 @@
 """The parent's walk: over all files once, chunk after chunk, in an order that is always the same.
 
-The cuts depend on the bytes and on `chunk_bytes` alone, never on who reads the chunks, so any
+The cuts depend on the bytes and on the options alone, never on who reads the chunks, so any
 number of workers sees the same ones. Only the block that is being cut is in memory.
 """
 
@@ -23,12 +23,19 @@ READERS: dict[str, Reader] = {
 }
 
 
-def walk(files: list[SourceFile], *, chunk_bytes: int = 512 * 1024, text_by: str = "line") -> Iterator[Chunk]:
+def walk(
+    files: list[SourceFile],
+    *,
+    chunk_bytes: int = 512 * 1024,
+    text_by: str = "line",
+    exact_cuts: bool = True,
+) -> Iterator[Chunk]:
     """Cut every file into chunks of about `chunk_bytes`; a file's facts are filled in behind it.
 
+    Without `exact_cuts` whoever reads the chunks finds out whether a JSON array was cut rightly (CutError).
     Raises InputError for a file that is malformed as a whole or holds no record.
     """
-    options = CutOptions(chunk_bytes=chunk_bytes, text_by=text_by)
+    options = CutOptions(chunk_bytes=chunk_bytes, text_by=text_by, exact_cuts=exact_cuts)
     index = 0
     for number, file in enumerate(files):
         first = index

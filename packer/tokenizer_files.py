@@ -172,11 +172,14 @@ def respell(data: bytes) -> bytes:
     if where is None:
         return data
     merges = data[where]
-    pairs = merges.count(_BETWEEN)
-    if not pairs or merges.count(b"\n") != 4 * pairs + 1 or merges.count(b" ") != 28 * pairs + 4:
+    pairs, more = divmod(merges.count(b"\n") - 1, 4)
+    if more or merges.count(b" ") != 28 * pairs + 4:
         return data  # spelled in another way, or a half has a space in it
-    merges = merges.replace(_BETWEEN, b" ").replace(b'[\n        "', b'"').replace(b'"\n      ]', b'"')
-    return b"".join((data[: where.start], merges, data[where.stop :]))
+    joined = merges.replace(_BETWEEN, b" ")
+    if len(merges) - len(joined) != pairs * (len(_BETWEEN) - 1):
+        return data
+    joined = joined.replace(b'[\n        "', b'"').replace(b'"\n      ]', b'"')
+    return b"".join((data[: where.start], joined, data[where.stop :]))
 
 
 class Loading:

@@ -124,6 +124,9 @@ def build(
             help="auto (assistant's turns, completions, all of a text), all, completion, assistant, last."
         ),
     ] = "auto",
+    expand_turns: Annotated[
+        bool, Option("--expand-turns", help="One sequence for each of the assistant's turns.")
+    ] = False,
     bos: Annotated[str, Option(help="Begin token of texts: auto, none or a token.")] = "auto",
     eos: Annotated[str, Option(help="End token of texts: auto, none or a token.")] = "auto",
     allow_special: Annotated[
@@ -189,6 +192,7 @@ def build(
         },
         system=system,
         train_on=train_on,
+        expand_turns=expand_turns,
         bos=bos,
         eos=eos,
         allow_special=allow_special,

@@ -52,6 +52,8 @@ class PackConfig:
     system: str | None = None
     """A system turn put before chats that have none."""
     train_on: str = "auto"
+    expand_turns: bool = False
+    """One sequence for each trained turn of the assistant, up to it, with nothing else trained."""
     bos: str = "auto"
     eos: str = "auto"
     allow_special: bool = False
@@ -98,7 +100,7 @@ class PackConfig:
         for name in ("template", "system"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
-        for name in ("allow_special", "force"):
+        for name in ("allow_special", "expand_turns", "force"):
             self._instance(name, bool, "true or false")
         self._pairs("columns", (str,), "a column")
         self._pairs(
@@ -135,6 +137,11 @@ class PackConfig:
         self._choice("eval_strategy", tuple(STRATEGIES))
         self._choice("overflow", OVERFLOW)
         self._choice("train_on", TRAIN_ON)
+        if self.expand_turns and self.train_on in ("all", "last"):
+            raise InputError(
+                f"expand_turns trains each turn in a sequence of its own, train_on {self.train_on} does not; "
+                "give one of the two"
+            )
         self._choice("labels", LABELS)
         self._choice("compression", COMPRESSION)
         self._choice("on_bad_record", ERROR_OR_DROP)

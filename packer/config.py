@@ -7,6 +7,7 @@ change the bytes of a packed folder is in `PackConfig.recorded()` and goes into 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -23,9 +24,19 @@ ERROR_OR_DROP = ("error", "drop")
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 """Lengths and offsets within a pack are int32 in the packed folder."""
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)?\s*", re.IGNORECASE)
 NOT_RECORDED = frozenset(
     {"sources", "eval_sources", "tokenizer", "template", "output", "workers", "force", "progress"}
 )
+
+
+def byte_size(value: str | int) -> int:
+    """`512MiB`, `1GB` or `65536` as bytes. InputError for anything else."""
+    found = _SIZE.fullmatch(str(value))
+    if found is None:
+        raise InputError(f"{value!r} is no size: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB")
+    return int(float(found[1]) * _UNITS[(found[2] or "b").lower()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +163,7 @@ class PackConfig:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InputError(f"{name} must be a whole number, got {value!r}")
         if value < least:
+            unit = unit.removesuffix("s") if least == 1 else unit
             raise InputError(f"{name} must be at least {least} {unit}".rstrip() + f", got {value:,}")
         if value > most:
             raise InputError(f"{name} must be at most {most:,} {unit}".rstrip() + f", got {value:,}")

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from building import assert_verified, build, built, sequence_table, write_lines
-from toys import END, packed, refused, targets, turns, word_tokenizer
+from toys import CHAT, END, packed, refused, targets, turns, word_tokenizer
 
-from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS, detect
 from padless.packer.formats.examples import Chat, Columns, Pair, Preference, Rated, RecordError
 from padless.runtime.collate import collate
@@ -156,7 +155,7 @@ def test_both_of_a_pair_are_dropped_where_one_is_too_long(tmp_path: Path, words:
 
 def test_both_of_a_pair_are_dropped_where_one_is_refused(tmp_path: Path) -> None:
     template = "{% if messages[-1].content == 'w66' %}{{ raise_exception('not that') }}{% endif %}"
-    words = word_tokenizer(tmp_path / "words", template=template + word_template())
+    words = word_tokenizer(tmp_path / "words", template=template + CHAT)
     rows = [{"prompt": [ASK], "chosen": [YES], "rejected": [{**NO, "content": "w66"}]}]
     rows.append({"prompt": [ASK], "chosen": [YES], "rejected": [NO]})
     assert "record 0 (line 1): the chat template refuses it: not that" in refused(tmp_path, rows, words)
@@ -164,12 +163,6 @@ def test_both_of_a_pair_are_dropped_where_one_is_refused(tmp_path: Path) -> None
     assert targets(found) == [[20, END], [21, END]]
     assert sequence_table(tmp_path / "packed")["reason"] == ["malformed", None, None]
     assert_verified(tmp_path / "packed")
-
-
-def word_template() -> str:
-    from toys import CHAT
-
-    return CHAT
 
 
 def test_a_pair_is_counted_as_truncated_where_its_second_half_is(tmp_path: Path, words: Path) -> None:
@@ -202,15 +195,9 @@ def test_strings_are_taken_as_they_are_and_go_through_a_template_that_is_named(
     rows = [{"prompt": "w10 ", "chosen": "w20", "rejected": "w21"}]
     assert [ids for ids, _ in packed(tmp_path / "a", rows, words)] == [[10, 20, 2], [10, 21, 2]]
     template = tmp_path / "template.jinja"
-    template.write_text(word_template())
+    template.write_text(CHAT)
     found = packed(tmp_path / "b", rows, words, "--template", template)
     assert targets(found) == [[20, END], [21, END]]
-
-
-def test_rollouts_are_refused_and_not_taken_for_something_else() -> None:
-    row = {"prompt": "q", "completion": "a", "advantages": [0.5]}
-    with pytest.raises(InputError, match=r"\(prompt, completion, advantages\) look like rollouts.*--format"):
-        detect(row, USUAL, "here")
 
 
 def test_turns_of_pairs_are_not_expanded(tmp_path: Path, words: Path) -> None:

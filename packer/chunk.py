@@ -17,6 +17,7 @@ from padless.packer.fates import Sequences, apply_policies
 from padless.packer.formats.examples import Tokens
 from padless.packer.lines import EVAL, Problem
 from padless.packer.render import Prepared, Renderer, Task
+from padless.packer.several import merge
 from padless.packer.spans import Shield, Spanned, encode_marked, join, take
 from padless.packer.template import ChatTemplate
 
@@ -30,6 +31,8 @@ class ChunkResult(NamedTuple):
     records: int
     problems: list[Problem]
     replaced: int
+    weights: NDArray[np.float32] | None = None
+    """[values]: each token's weight in the loss, 0 where the record gives none; None: no record does."""
 
 
 class ChunkWork:
@@ -81,11 +84,13 @@ class ChunkWork:
             together = join([take(together, int(i)) for i in by_record])
             order = [order[i] for i in by_record]
         sequences = Sequences(np.asarray(order, dtype=np.int64), together, frozenset(chat_records))
-        lines, values, problems = apply_policies(self.config, prepared, sequences)
+        lines, values, weights, problems = apply_policies(self.config, prepared, sequences)
+        if prepared.owners is not None:
+            lines, values, weights = merge(prepared, lines, values, weights)
         problems = sorted([*prepared.problems, *problems])
         if prepared.eval_records is not None and len(lines):
             lines["split"] = np.where(prepared.eval_records[lines["record"]], EVAL, 0)
-        return ChunkResult(lines, values, prepared.count, problems, prepared.replaced)
+        return ChunkResult(lines, values, prepared.count, problems, prepared.replaced, weights)
 
     def _with_ends(self, spanned: Spanned) -> Spanned:
         """Put the begin tokens before each text and the end token, trained, behind it."""

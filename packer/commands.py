@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from padless.packer.config import PackConfig
+from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS
 from padless.packer.strategies import STRATEGIES
@@ -89,6 +89,23 @@ def _tell_interrupted() -> None:
     print("interrupted; the same command goes on where it stopped", file=sys.stderr)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from padless.packer.identity import version_of
+
+        print(f"padless {version_of('padless')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Tokenize and pack a data set once, offline; train without padding ever after."""
+
+
 @app.command()
 def build(
     context: typer.Context,
@@ -124,6 +141,9 @@ def build(
             help="auto (assistant's turns, completions, all of a text), all, completion, assistant, last."
         ),
     ] = "auto",
+    expand_turns: Annotated[
+        bool, Option("--expand-turns", help="One sequence for each of the assistant's turns.")
+    ] = False,
     bos: Annotated[str, Option(help="Begin token of texts: auto, none or a token.")] = "auto",
     eos: Annotated[str, Option(help="End token of texts: auto, none or a token.")] = "auto",
     allow_special: Annotated[
@@ -156,7 +176,9 @@ def build(
     ] = None,
     eval_strategy: Annotated[str, Option(help="Strategy of the validation split.")] = "none",
     labels: Annotated[str, Option(help="auto leaves the column out where it says nothing; always.")] = "auto",
-    shard_size: Annotated[int, Option(help="Bytes of a shard, at most.")] = 512 * 2**20,
+    shard_size: Annotated[
+        int, Option(parser=byte_size, metavar="BYTES", help="Of a shard, at most: 512MiB, 1GB, or a number.")
+    ] = 512 * 2**20,
     compression: Annotated[str, Option(help="Of the shards: none, zstd, lz4.")] = "none",
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
     seed: Annotated[int, Option(help="For the order of packs and the choice of the validation split.")] = 0,
@@ -189,6 +211,7 @@ def build(
         },
         system=system,
         train_on=train_on,
+        expand_turns=expand_turns,
         bos=bos,
         eos=eos,
         allow_special=allow_special,
@@ -346,6 +369,8 @@ def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any])
             value = (value,) if isinstance(value, str) else tuple(value or ())
         if name in ("columns", "template_args") and not isinstance(value, dict):
             raise InputError(f"--config {path}: {key} must be a mapping of names to values")
+        if name == "shard_size" and isinstance(value, str):
+            value = byte_size(value)
         if name not in explicit:
             found[name] = value
     return found

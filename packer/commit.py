@@ -53,7 +53,7 @@ def write_shards(
     folder: str,
     plan: PackPlan,
     lines: SplitLines,
-    binary: pa.Array,
+    elements: tuple[pa.Array, pa.Array | None],
     layout: Layout,
     workers: int,
     report: Callable[[int], None],
@@ -61,7 +61,7 @@ def write_shards(
     """All shards of a split; those that were finished are removed again where one fails."""
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
-    gather = gather_of(binary, lines)
+    gather = gather_of(*elements, lines)
     before = set(os.listdir(folder))
     writers = min(workers, max(len(cuts), 1))
     write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report, ahead=writers == 1)
@@ -110,7 +110,7 @@ def write_rest(
 ) -> Manifest:
     """What makes the split a data set: the manifest last."""
     hashed = plan_hash(plan, lines.lengths, facts.max_length)
-    columns = shard_columns(layout.id_type, labels=layout.labels)
+    columns = shard_columns(layout.id_type, labels=layout.labels, extras=layout.extras)
     write_bytes(folder, "dataset_info.json", _json(_dataset_info(columns)))
     write_bytes(folder, "state.json", _json(_state(shards, hashed, name)))
     manifest = Manifest(

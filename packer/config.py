@@ -7,6 +7,7 @@ change the bytes of a packed folder is in `PackConfig.recorded()` and goes into 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -23,9 +24,19 @@ ERROR_OR_DROP = ("error", "drop")
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 """Lengths and offsets within a pack are int32 in the packed folder."""
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)?\s*", re.IGNORECASE)
 NOT_RECORDED = frozenset(
     {"sources", "eval_sources", "tokenizer", "template", "output", "workers", "force", "progress"}
 )
+
+
+def byte_size(value: str | int) -> int:
+    """`512MiB`, `1GB` or `65536` as bytes. InputError for anything else."""
+    found = _SIZE.fullmatch(str(value))
+    if found is None:
+        raise InputError(f"{value!r} is no size: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB")
+    return int(float(found[1]) * _UNITS[(found[2] or "b").lower()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +63,8 @@ class PackConfig:
     system: str | None = None
     """A system turn put before chats that have none."""
     train_on: str = "auto"
+    expand_turns: bool = False
+    """One sequence for each trained turn of the assistant, up to it, with nothing else trained."""
     bos: str = "auto"
     eos: str = "auto"
     allow_special: bool = False
@@ -98,7 +111,7 @@ class PackConfig:
         for name in ("template", "system"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
-        for name in ("allow_special", "force"):
+        for name in ("allow_special", "expand_turns", "force"):
             self._instance(name, bool, "true or false")
         self._pairs("columns", (str,), "a column")
         self._pairs(
@@ -135,6 +148,11 @@ class PackConfig:
         self._choice("eval_strategy", tuple(STRATEGIES))
         self._choice("overflow", OVERFLOW)
         self._choice("train_on", TRAIN_ON)
+        if self.expand_turns and self.train_on in ("all", "last"):
+            raise InputError(
+                f"expand_turns trains each turn in a sequence of its own, train_on {self.train_on} does not; "
+                "give one of the two"
+            )
         self._choice("labels", LABELS)
         self._choice("compression", COMPRESSION)
         self._choice("on_bad_record", ERROR_OR_DROP)
@@ -145,6 +163,7 @@ class PackConfig:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InputError(f"{name} must be a whole number, got {value!r}")
         if value < least:
+            unit = unit.removesuffix("s") if least == 1 else unit
             raise InputError(f"{name} must be at least {least} {unit}".rstrip() + f", got {value:,}")
         if value > most:
             raise InputError(f"{name} must be at most {most:,} {unit}".rstrip() + f", got {value:,}")

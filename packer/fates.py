@@ -63,8 +63,8 @@ class Parts:
 
 def apply_policies(
     config: PackConfig, prepared: Prepared, sequences: Sequences
-) -> tuple[NDArray[np.void], NDArray[np.int32], list[Problem]]:
-    """Lines, values (a trained token t as -1 - t) and what the policies do not let pass."""
+) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.float32] | None, list[Problem]]:
+    """Lines, values (a trained token t as -1 - t), weights, and what the policies do not let pass."""
     records, spanned = sequences.records, sequences.spanned
     trained = _trained(config, prepared, sequences)
     offsets = spanned.offsets
@@ -83,6 +83,7 @@ def apply_policies(
     if config.on_empty_reply == "drop":
         _drop(status, reason, empty_reply, EMPTY_REPLY)
     too_long = (lengths > config.max_length) & (status != DROPPED)
+    weights = _weights(prepared, sequences)
     problems: list[Problem] = []
     special = Parts([], [], [], [], [], [])
     if config.overflow == "drop":
@@ -92,10 +93,11 @@ def apply_policies(
             problem = _overflow(config, prepared, sequences, sequence, before, special)
             if problem:
                 problems.append(problem)
-        lines, values = _with_special(
+        lines, values, taken = _with_special(
             sequences, lengths, values, before, status, reason, empty_reply, special, too_long
         )
-        return _with_dropped(lines, prepared), values, problems
+        weights = weights[taken] if weights is not None else None
+        return _with_dropped(lines, prepared), values, weights, problems
 
     lines = np.zeros(len(records), dtype=LINE)
     lines["record"] = records
@@ -105,8 +107,10 @@ def apply_policies(
     lines["cut"] = np.where(dropped, lengths, 0)
     lines["status"], lines["reason"], lines["empty_reply"] = status, reason, empty_reply
     if dropped.any():
-        values = values[np.repeat(~dropped, lengths)]
-    return _with_dropped(lines, prepared), values, problems
+        kept = np.repeat(~dropped, lengths)
+        values = values[kept]
+        weights = weights[kept] if weights is not None else None
+    return _with_dropped(lines, prepared), values, weights, problems
 
 
 def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> NDArray[np.bool_]:
@@ -130,6 +134,21 @@ def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> ND
     return trained
 
 
+def _weights(prepared: Prepared, sequences: Sequences) -> NDArray[np.float32] | None:
+    """[tokens] of the turns that their records weigh, 0 elsewhere; None where no record does."""
+    if not prepared.weights:
+        return None
+    spanned, records = sequences.spanned, sequences.records
+    found = np.zeros(len(spanned.ids), dtype=np.float32)
+    for record, weights in prepared.weights.items():
+        at = int(np.searchsorted(records, record))
+        if at < len(records) and records[at] == record:
+            first = int(np.searchsorted(spanned.span_text, at))
+            for turn, weight in weights:
+                found[spanned.span_start[first + turn] : spanned.span_end[first + turn]] = weight
+    return found
+
+
 def _drop(status: NDArray[np.uint8], reason: NDArray[np.uint8], which: NDArray[np.bool_], why: int) -> None:
     status[which] = DROPPED
     reason[which] = why
@@ -148,10 +167,11 @@ def _overflow(
     first, stop = int(spanned.offsets[sequence]), int(spanned.offsets[sequence + 1])
     length, limit = stop - first, config.max_length
     record = int(sequences.records[sequence])
-    line = prepared.lines[record] if prepared.lines is not None else None
+    number = prepared.record_of(record)
+    line = prepared.lines[number] if prepared.lines is not None else None
     if config.overflow == "error":
         return Problem(
-            record,
+            number,
             line,
             f"has {length:,} tokens and max_length is {limit:,}: raise --max-length, or choose "
             "--overflow drop, truncate or (for text) split",
@@ -159,7 +179,7 @@ def _overflow(
     if config.overflow == "split":
         if not bool((before[first + 2 : stop + 1] - before[first + 1 : stop] == 1).all()):
             return Problem(
-                record,
+                number,
                 line,
                 f"has {length:,} tokens, more than max_length {limit:,}, and a loss mask: a fragment "
                 "would begin in its middle; choose --overflow drop or truncate",
@@ -173,7 +193,7 @@ def _overflow(
         ends = spanned.span_end[mine] - first
         if not len(ends):
             return Problem(
-                record,
+                number,
                 line,
                 f"has {length:,} tokens, more than max_length {limit:,}, and its template marks no "
                 "turns to cut at: choose --overflow drop, or a template with {% generation %} blocks",
@@ -196,8 +216,8 @@ def _with_special(
     empty_reply: NDArray[np.bool_],
     special: Parts,
     is_special: NDArray[np.bool_],
-) -> tuple[NDArray[np.void], NDArray[np.int32]]:
-    """Lines and values where some sequences are cut into parts of their own."""
+) -> tuple[NDArray[np.void], NDArray[np.int32], Integers]:
+    """Lines and values where some sequences are cut into parts of their own, and where the values were."""
     normal = np.flatnonzero(~is_special)
     sequence = np.concatenate([normal, np.asarray(special.sequence, dtype=np.int64)])
     order = np.lexsort((np.concatenate([0 * normal, special.part]), sequence))
@@ -218,10 +238,11 @@ def _with_special(
     first_counts = before[np.minimum(start + 1, len(before) - 1)] - before[start]
     lines["targets"] = np.where(length > 0, before[start + length] - before[start] - first_counts, 0)
     out = np.cumsum(length) - length
-    found = values[np.arange(int(length.sum())) + np.repeat(start - out, length)]
+    taken = np.arange(int(length.sum())) + np.repeat(start - out, length)
+    found = values[taken]
     begins = out[length > 0]
     found[begins] = np.where(found[begins] < 0, ~found[begins], found[begins])
-    return lines, found
+    return lines, found, taken
 
 
 def _with_dropped(lines: NDArray[np.void], prepared: Prepared) -> NDArray[np.void]:

@@ -17,6 +17,9 @@ FAULTS = (EMPTY, NO_TARGETS, MALFORMED)
 
 TRAIN, EVAL = 0, 1
 
+NO_VERDICT, REJECTED, CHOSEN, UNWANTED, WANTED = range(5)
+"""What a record says of its answer: one of a pair, or one with a label."""
+
 LINE = np.dtype(
     [
         ("record", "<i4"),  # within the chunk
@@ -29,6 +32,7 @@ LINE = np.dtype(
         ("reason", "u1"),
         ("split", "u1"),
         ("empty_reply", "u1"),
+        ("verdict", "u1"),
     ]
 )
 

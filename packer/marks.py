@@ -82,6 +82,7 @@ def leaves(example: Example) -> list[str]:
                 else:
                     _collect(value, found)
         _collect(example.tools, found)
+        _collect(example.variables, found)
     return found
 
 

@@ -21,7 +21,7 @@ from padless.packer.output import SPLITS, check_output, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import resolve_sources
 from padless.packer.strategies import KEEPS_ORDER, STRATEGIES
-from padless.packer.tables import SplitLines, collect, lay_elements
+from padless.packer.tables import SplitLines, collect, extra_columns, lay_elements
 from padless.packer.token_store import ChunkStore, WorkFolder
 from padless.packer.tokenizer_files import Loading, take_loading
 from padless.packer.tokenizing import Tokenizing
@@ -231,6 +231,7 @@ class _Build:
             labels=self.config.labels == "always" or not all(split.only_starts_masked for split in lines),
             compression=None if self.config.compression == "none" else self.config.compression,
             shard_bytes=self.config.shard_size,
+            extras=extra_columns(store, lines),
         )
         names = self.identity.splits
         folders = [os.path.join(output, name) if name else output for name in names]
@@ -284,9 +285,9 @@ class _Build:
             counts["tokens"] += tokens
             self.report("write", counts)
 
-        binary = lay_elements(store)
+        elements = lay_elements(store)
         return [
-            write_shards(folder, plan, split, binary, layout, self.workers, count)
+            write_shards(folder, plan, split, elements, layout, self.workers, count)
             for folder, plan, split in zip(folders, plans, lines, strict=True)
         ]
 

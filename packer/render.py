@@ -16,19 +16,31 @@ from numpy.typing import NDArray
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.errors import InputError
-from padless.packer.formats import FORMATS, alpaca
-from padless.packer.formats.examples import Chat, Columns, Example, Pair, RecordError, Text, Tokens
-from padless.packer.lines import EMPTY, MALFORMED, Problem
+from padless.packer.formats import FORMATS, MIXED, alpaca
+from padless.packer.formats.examples import (
+    Chat,
+    Columns,
+    Converted,
+    Example,
+    Pair,
+    Preference,
+    Rated,
+    RecordError,
+    Text,
+    Tokens,
+)
+from padless.packer.lines import EMPTY, MALFORMED, NO_VERDICT, Problem
 from padless.packer.locate import located
 from padless.packer.marks import Marked, choose_marks, leaves, mark_plain, split_marked
 from padless.packer.refusals import known_roles, lost_calls, unclear_turns, unknown_role
+from padless.packer.several import KWARGS, examples_of, with_variables
 from padless.packer.sources import BadRecord, Chunk, read_chunk
 from padless.packer.spans import Shield, check_no_stand_ins
 from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
 
 LONGEST_MESSAGE = 600
 """Characters: a message may quote a record, and a record may be a book."""
-Convert = Callable[[Any, Columns], Example]
+Convert = Callable[[Any, Columns], Converted]
 
 
 class Task(NamedTuple):
@@ -53,7 +65,11 @@ class Batch(NamedTuple):
 
 @dataclass
 class Prepared:
-    """A chunk rendered; `finish` needs the encoder and this."""
+    """A chunk rendered; `finish` needs the encoder and this.
+
+    What it calls records by are the numbers of examples, which are those of the records but where a record
+    gives several (see packer/several.py).
+    """
 
     task: Task
     count: int
@@ -66,9 +82,18 @@ class Prepared:
     problems: list[Problem] = field(default_factory=list)
     untrained: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Which of a record's assistant turns (0: the first) are not trained."""
+    weights: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    """The weights of a record's assistant turns (0: the first), where they are not 1."""
     empty_replies: list[int] = field(default_factory=list)
     eval_records: NDArray[np.bool_] | None = None
     replaced: int = 0
+    owners: list[int] | None = None
+    """[examples]: the record that each is of; None: every record is one example."""
+    verdicts: list[int] = field(default_factory=list)
+    """[examples], where there are owners."""
+
+    def record_of(self, example: int) -> int:
+        return example if self.owners is None else self.owners[example]
 
     @property
     def size(self) -> int:
@@ -88,6 +113,7 @@ class Renderer:
         self.template = template
         self._roles = known_roles(template.source if template is not None else "")
         self.columns = Columns(config.columns)
+        self._variables = self.columns.named.get(KWARGS, KWARGS)
         self.shield = shield
         self._folder = encoder.files.folder
         self._normalizes = encoder.normalizes
@@ -99,16 +125,30 @@ class Renderer:
         found = Prepared(task, len(rows), records.lines, replaced=records.replaced)
         examples: list[tuple[int, Example]] = []
         convert = self._converter(task.format)
+        owners: list[int] | None = None
+        if task.format == "preference" or self.config.expand_turns:
+            owners = found.owners = []
         for record, row in enumerate(rows):
-            if type(row) is BadRecord:
-                self.bad(found, record, row.message)
-                continue
             try:
+                if type(row) is BadRecord:
+                    raise RecordError(row.message)
                 example = convert(row, self.columns)
+                if owners is None:
+                    examples.append((record, example))  # type: ignore[arg-type]
+                    continue
+                several = examples_of(example, self.config)
             except RecordError as error:
-                self.bad(found, record, str(error))
-            else:
-                examples.append((record, example))
+                number = record
+                if owners is not None:
+                    number = len(owners)
+                    owners.append(record)
+                    found.verdicts.append(NO_VERDICT)
+                self.bad(found, number, str(error))
+                continue
+            for one, verdict in several:
+                examples.append((len(owners), one))
+                owners.append(record)
+                found.verdicts.append(verdict)
         if self.config.eval_fraction:
             found.eval_records = _hashed(rows, self.config.seed, self.config.eval_fraction)
         elif task.is_eval:
@@ -120,18 +160,25 @@ class Renderer:
         if name == "alpaca" and self.template is None:
             return alpaca.classic
         convert: Convert = FORMATS[name].convert
-        if name == "prompt-completion" and self.config.template is not None:
-            return lambda row, columns: _as_chat(convert(row, columns))
-        return convert
+        if name in MIXED and self.config.template is not None:
+            return lambda row, columns: _as_chat(self._with_variables(convert(row, columns), row))
+        return lambda row, columns: self._with_variables(convert(row, columns), row)
+
+    def _with_variables(self, example: Converted, row: Any) -> Converted:
+        """The example with the record's own template variables."""
+        if self._variables not in row or isinstance(row, str):
+            return example
+        return with_variables(example, row[self._variables], self._variables)
 
     def bad(self, found: Prepared, record: int, message: str) -> None:
         """Drop a malformed record, or make it a problem, as the policy says."""
         if self.config.on_bad_record == "drop":
             found.dropped[record] = MALFORMED
         else:
-            line = found.lines[record] if found.lines is not None else None
+            number = found.record_of(record)
+            line = found.lines[number] if found.lines is not None else None
             short = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + " ..."
-            found.problems.append(Problem(record, line, short))
+            found.problems.append(Problem(number, line, short))
 
     def _render(self, found: Prepared, examples: list[tuple[int, Example]]) -> None:
         chats: list[tuple[int, Chat]] = []
@@ -139,9 +186,11 @@ class Renderer:
         system = self.config.system is not None
         for record, example in examples:
             if isinstance(example, Chat):
-                if example.untrained and self.config.train_on == "all":
+                if (example.untrained or example.weights) and self.config.train_on == "all":
                     self.bad(
-                        found, record, "it leaves turns out of the loss, but --train-on all trains everything"
+                        found,
+                        record,
+                        "it leaves turns out of the loss or weighs them, but train_on all trains everything",
                     )
                     continue
                 chats.append((record, self._with_system(example) if system else example))
@@ -149,6 +198,9 @@ class Renderer:
                     found.empty_replies.append(record)
                 if (example.first_trained or example.untrained) and (left := self._untrained(example)):
                     found.untrained[record] = left
+                if example.weights:
+                    answers = _answers(found_chat := chats[-1][1])
+                    found.weights[record] = [(answers.index(n), w) for n, w in found_chat.weights]
             elif isinstance(example, Tokens):
                 found.tokens.append((record, example))
                 if not example.input_ids:
@@ -168,9 +220,10 @@ class Renderer:
         context = chat.first_trained if self.config.train_on in ("auto", "completion") else 0
         if not context and not chat.untrained:
             return ()
-        answers = [n for n, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
         return tuple(
-            place for place, number in enumerate(answers) if number < context or number in chat.untrained
+            place
+            for place, number in enumerate(_answers(chat))
+            if number < context or number in chat.untrained
         )
 
     def _with_system(self, chat: Chat) -> Chat:
@@ -182,6 +235,7 @@ class Renderer:
             messages=[system, *chat.messages],
             first_trained=chat.first_trained + shift,
             untrained=tuple(number + 1 for number in chat.untrained),
+            weights=tuple((number + 1, weight) for number, weight in chat.weights),
         )
 
     def _render_plain(self, found: Prepared, plain: list[tuple[int, Pair | Text]]) -> None:
@@ -287,7 +341,7 @@ class Renderer:
                 raise InputError(f"chat template {template.name}: {error}") from error
 
     def _add(self, found: Prepared, chats: list[tuple[int, Chat]], marked: str, marks: str) -> None:
-        if found.untrained or self.config.train_on == "last":
+        if found.untrained or found.weights or self.config.train_on == "last":
             rendered = zip(chats, marked.split(marks[2])[:-1], strict=True)
             kept = [
                 (item, text) for item, text in rendered if self._turns_are_told(found, *item, text, marks)
@@ -298,7 +352,8 @@ class Renderer:
 
     def _turns_are_told(self, found: Prepared, record: int, chat: Chat, marked: str, marks: str) -> bool:
         """Whether each of the assistant's turns is one span, where some are trained and others not."""
-        if record not in found.untrained and self.config.train_on != "last":
+        by_turn = record in found.untrained or record in found.weights
+        if not by_turn and self.config.train_on != "last":
             return True
         reason = unclear_turns(chat, marked.count(marks[0]))
         if reason is not None:
@@ -312,8 +367,10 @@ class Renderer:
         try:
             check_no_stand_ins(content)
             stand_ins: dict[str, str] = {}
-            covered: Any = self.shield.cover([chat.messages, chat.tools], stand_ins)
-            marked = self.template.render(chat._replace(messages=covered[0], tools=covered[1]), marks)
+            content_of: Any = self.shield.cover([chat.messages, chat.tools, chat.variables], stand_ins)
+            messages, tools, variables = content_of
+            covered = chat._replace(messages=messages, tools=tools, variables=variables)
+            marked = self.template.render(covered, marks)
         except RecordError as error:
             self.bad(found, record, str(error))
         else:
@@ -338,13 +395,22 @@ def _joined(chats: list[tuple[int, Chat]]) -> tuple[str, bool]:
         joined = "\n".join([value for _, chat in chats for turn in chat.messages for value in turn.values()])
     except TypeError:
         return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
-    if any(chat.tools is not None for _, chat in chats):
+    if any(chat.tools is not None or chat.variables for _, chat in chats):
         return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
     return joined, True
 
 
-def _as_chat(example: Example) -> Example:
-    """A pair of strings as two turns, when a template was asked for."""
+def _answers(chat: Chat) -> list[int]:
+    """Numbers of the assistant's turns."""
+    return [number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
+
+
+def _as_chat(example: Any) -> Any:
+    """Pairs of strings as two turns each, when a template was asked for."""
+    if isinstance(example, Preference):
+        return Preference(_as_chat(example.chosen), _as_chat(example.rejected))
+    if isinstance(example, Rated):
+        return example._replace(example=_as_chat(example.example))
     if not isinstance(example, Pair):
         return example
     return Chat(

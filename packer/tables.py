@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
+from padless.packer.lines import CHOSEN, DROPPED, REASONS, REJECTED, STATUSES, UNWANTED, WANTED, WHOLE
 from padless.packer.plan import PackPlan
 from padless.packer.token_store import ChunkStore
 from padless.packer.write import DurableFile, Gather
-from padless.runtime.format import TableInfo, sequence_table_schema
+from padless.runtime.format import ColumnInfo, TableInfo, sequence_table_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +26,10 @@ LINES_PER_FILE = 50_000_000
 LINES_PER_GROUP = 2**16
 PACKS_AT_A_TIME = 2**14
 """So that what is in memory for a moment stays small beside what is kept."""
+SEQUENCE_COLUMNS = {"pair_id": "int64", "is_chosen": "int8", "label": "int8"}
+"""Extra columns at sequence level, there where any sequence has a value; -1 is none."""
+WEIGHTS = ColumnInfo(name="loss_weight", level="token", type="list<float32>")
+"""The extra column of weights: 1 for trained tokens whose record gives none, 0 for others."""
 
 
 @dataclass
@@ -44,6 +48,8 @@ class SplitLines:
     dropped_by_reason: dict[str, int] = field(default_factory=dict)
     cut_by_reason: dict[str, int] = field(default_factory=dict)
     empty_replies: int = 0
+    extras: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """[sequences] each: the columns of SEQUENCE_COLUMNS that some sequence has a value of."""
 
     @property
     def tokens(self) -> int:
@@ -68,6 +74,8 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         np.zeros((splits, 256), dtype=np.int64),
         np.zeros((splits, 256), dtype=np.int64),
     )
+    judged = [_Judged() for _ in range(splits)]
+    base = 0
     for number in sorted(store.entries):
         entry = store.entries[number]
         lines = store.lines_of(entry)
@@ -78,6 +86,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             about, here = lines[mine], found[split]
             sequences = mine & kept
             lengths[split].append(lines["length"][sequences])
+            judged[split].add(lines[sequences], base)
             elements[split].append(element[sequences].astype(np.int32))
             if len(lines) and not kept[mine].all() or ids[split]:
                 if not ids[split]:  # until here every line was a sequence
@@ -92,6 +101,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             status[split] += np.bincount(first["status"], minlength=256)
             dropped[split] += np.bincount(first["reason"][gone], minlength=256)
             cut[split] += np.bincount(first["reason"], weights=first["cut"], minlength=256).astype("i8")
+        base += entry.records
     for split, here in enumerate(found):
         here.lengths = np.concatenate([here.lengths, *lengths[split]])
         lengths[split].clear()
@@ -99,6 +109,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         elements[split].clear()
         if ids[split]:
             here.ids = np.concatenate(ids[split])
+        here.extras = judged[split].columns()
         whole, truncated, fragments, gone = (int(n) for n in status[split][: len(STATUSES)])
         here.records = {
             "in": whole + truncated + fragments + gone,
@@ -110,6 +121,47 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         here.dropped_by_reason = _named(dropped[split])
         here.cut_by_reason = _named(cut[split])
     return found
+
+
+class _Judged:
+    """The sequence-level columns of one split; costs memory only where a sequence has a verdict."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.found: list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]] = []
+        """(first sequence, records, verdicts) of chunks in which there are verdicts."""
+
+    def add(self, lines: NDArray[np.void], base: int) -> None:
+        """The next chunk's sequences; `base` is the number of its first record."""
+        if lines["verdict"].any():
+            self.found.append((self.count, base + lines["record"].astype(np.int64), lines["verdict"].copy()))
+        self.count += len(lines)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        columns = {name: _without_value(self.count, kind) for name, kind in SEQUENCE_COLUMNS.items()}
+        for start, record, verdict in self.found:
+            here = slice(start, start + len(record))
+            paired = (verdict == CHOSEN) | (verdict == REJECTED)
+            columns["pair_id"][here] = np.where(paired, record, -1)
+            columns["is_chosen"][here] = np.where(paired, verdict == CHOSEN, -1)
+            rated = (verdict == WANTED) | (verdict == UNWANTED)
+            columns["label"][here] = np.where(rated, verdict == WANTED, -1)
+        return {name: column for name, column in columns.items() if (column >= 0).any()}
+
+
+def _without_value(count: int, kind: str) -> NDArray[Any]:
+    return np.full(count, -1, dtype=np.dtype(kind))
+
+
+def extra_columns(store: ChunkStore, splits: list[SplitLines]) -> tuple[ColumnInfo, ...]:
+    """The extra columns of a build, the same for all its splits."""
+    found = [WEIGHTS] if store.is_weighted else []
+    for name, kind in SEQUENCE_COLUMNS.items():
+        if any(name in split.extras for split in splits):
+            found.append(ColumnInfo(name=name, level="sequence", type=f"list<{kind}>"))
+            for split in splits:
+                split.extras.setdefault(name, _without_value(len(split.lengths), kind))
+    return tuple(found)
 
 
 def _named(counts: NDArray[np.int64]) -> dict[str, int]:
@@ -129,8 +181,8 @@ def _first_elements(store: ChunkStore) -> dict[int, int]:
     return found
 
 
-def lay_elements(store: ChunkStore) -> pa.Array:
-    """The token file as a binary array, an element a sequence."""
+def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
+    """The token file, and that of the weights where there is one, as binary arrays, an element a sequence."""
     import pyarrow as pa
 
     pieces: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
@@ -147,11 +199,15 @@ def lay_elements(store: ChunkStore) -> pa.Array:
     offsets = np.concatenate(pieces)
     mapped = store.map_tokens()
     data = pa.py_buffer(mapped) if mapped is not None else pa.py_buffer(b"")
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
+
+    def laid(data: pa.Buffer) -> pa.Array:
+        return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
+
+    return laid(data), laid(pa.py_buffer(store.map_weights())) if store.is_weighted else None
 
 
-def gather_of(binary: pa.Array, lines: SplitLines) -> Gather:
-    return Gather(binary, lines.elements, lines.lengths, lines.ids)
+def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> Gather:
+    return Gather(binary, lines.elements, lines.lengths, lines.ids, weights, lines.extras)
 
 
 class Places:

@@ -138,6 +138,8 @@ class ChatTemplate:
 
     def _text(self, chat: Chat, variables: Mapping[str, Any]) -> str:
         try:
+            if chat.variables:
+                variables = {**variables, **chat.variables}
             text: str = self._slow.render(messages=chat.messages, tools=chat.tools, **variables)
         except InputError:
             raise
@@ -164,7 +166,7 @@ class ChatTemplate:
 
 def is_plain(chat: Chat) -> bool:
     """Whether the two engines are held equal on it: turns of strings, nothing that trims differently."""
-    if chat.tools is not None:
+    if chat.tools is not None or chat.variables:
         return False
     for turn in chat.messages:
         for value in turn.values():

@@ -1,7 +1,8 @@
 """Finished chunks on disk: tokens and lines in two files, and a journal that says which chunks are whole.
 
 Workers reserve a range of each file and write into it; the parent enters a chunk in the journal once its
-worker reports it. What the journal does not name is not there, so a run that was stopped at any moment
+worker reports it. A third file, mostly a hole, has the weights of tokens at the same places, where records
+weigh their turns. What the journal does not name is not there, so a run that was stopped at any moment
 goes on with the chunks that were finished, after their checksums are seen to hold.
 """
 
@@ -26,7 +27,7 @@ from padless.packer.errors import DiskFullError, InputError
 from padless.packer.lines import LINE, Problem
 from padless.runtime.format import WORK_FOLDER
 
-WORK_FILES = ("lock", "tokens.bin", "lines.bin", "journal.jsonl")
+WORK_FILES = ("lock", "tokens.bin", "weights.bin", "lines.bin", "journal.jsonl")
 """All that `DIR/.work` ever holds."""
 MOST_PROBLEMS = 20
 """Of one chunk: an entry has to fit into a pipe."""
@@ -48,6 +49,8 @@ class Entry(NamedTuple):
     size: int
     """Bytes of the source that it came from, for progress."""
     check: str
+    weighted: bool = False
+    """Whether weights of its tokens lie in the file for them."""
     problems: tuple[Problem, ...] = ()
 
 
@@ -112,17 +115,19 @@ class ChunkStore:
         self.folder = folder
         self._key = key
         self.tokens_path = os.path.join(folder, "tokens.bin")
+        self.weights_path = os.path.join(folder, "weights.bin")
         self.lines_path = os.path.join(folder, "lines.bin")
         self.entries: dict[int, Entry] = {}
         self.exact_cuts = False
         """How the sources are cut: the numbers of the chunks mean nothing otherwise."""
         journal = os.path.join(folder, "journal.jsonl")
         if not self._take_up(journal, key):
-            for path in (journal, self.tokens_path, self.lines_path):
+            for path in (journal, self.tokens_path, self.weights_path, self.lines_path):
                 if os.path.exists(path):
                     os.remove(path)
         flags = os.O_RDWR | os.O_CREAT
         self._tokens = os.open(self.tokens_path, flags)
+        self._weights = os.open(self.weights_path, flags)
         self._lines = os.open(self.lines_path, flags)
         self._journal = open(journal, "a", encoding="utf-8")
         if not self.entries:
@@ -132,6 +137,8 @@ class ChunkStore:
             max((e.tokens_at + e.tokens for e in self.entries.values()), default=0),
             max((e.lines_at + e.lines for e in self.entries.values()), default=0),
         )
+        # Behind the finished chunks is a hole again: chunks without weights write none there.
+        os.ftruncate(self._weights, min(self.used[0] * 4, os.fstat(self._weights).st_size))
 
     def _take_up(self, journal: str, key: str) -> bool:
         """Enter the chunks of an earlier run of the same build; False where there are none."""
@@ -146,13 +153,17 @@ class ChunkStore:
             self.exact_cuts = rows[0]["exact_cuts"]
             tokens = np.memmap(self.tokens_path, dtype="<i4", mode="r")
             lines = np.memmap(self.lines_path, dtype=LINE, mode="r")
+            weights = np.zeros(0, dtype="<f4")
+            if os.path.getsize(self.weights_path):
+                weights = np.memmap(self.weights_path, dtype="<f4", mode="r")
         except (OSError, ValueError, KeyError):  # nothing there, or nothing of ours
             return False
         for row in rows[1:]:
             entry = Entry(**row)
             mine = tokens[entry.tokens_at : entry.tokens_at + entry.tokens]
             about = lines[entry.lines_at : entry.lines_at + entry.lines]
-            if entry.check == _check(mine, about):
+            weighing = weights[entry.tokens_at : entry.tokens_at + entry.tokens] if entry.weighted else None
+            if entry.check == _check(mine, about, weighing):
                 self.entries[entry.chunk] = entry
         return bool(self.entries)
 
@@ -171,6 +182,8 @@ class ChunkStore:
         """Write a chunk's arrays into ranges of their own; called in a worker."""
         tokens_at, lines_at = ends.reserve(len(result.values), len(result.lines))
         _write_at(self._tokens, result.values, tokens_at, self.tokens_path)
+        if result.weights is not None:
+            _write_at(self._weights, result.weights, tokens_at, self.weights_path)
         _write_at(self._lines, result.lines, lines_at, self.lines_path)
         return Entry(
             chunk=index,
@@ -182,7 +195,8 @@ class ChunkStore:
             lines=len(result.lines),
             replaced=result.replaced,
             size=size,
-            check=_check(result.values, result.lines),
+            check=_check(result.values, result.lines, result.weights),
+            weighted=result.weights is not None,
             problems=tuple(result.problems[:MOST_PROBLEMS]),
         )
 
@@ -193,6 +207,7 @@ class ChunkStore:
         self._journal.seek(0)
         self._journal.truncate(0)
         self._enter(self._head())
+        os.ftruncate(self._weights, 0)
         self.used = (0, 0)
 
     def commit(self, entry: Entry) -> None:
@@ -208,6 +223,7 @@ class ChunkStore:
         tokens = max((e.tokens_at + e.tokens for e in self.entries.values()), default=0)
         lines = max((e.lines_at + e.lines for e in self.entries.values()), default=0)
         os.ftruncate(self._tokens, tokens * 4)
+        os.ftruncate(self._weights, min(tokens * 4, os.fstat(self._weights).st_size))
         os.ftruncate(self._lines, lines * LINE.itemsize)
 
     def lines_of(self, entry: Entry) -> NDArray[np.void]:
@@ -220,8 +236,20 @@ class ChunkStore:
         size = os.fstat(self._tokens).st_size
         return mmap.mmap(self._tokens, size, prot=mmap.PROT_READ) if size else None
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether any record weighs its turns."""
+        return any(entry.weighted for entry in self.entries.values())
+
+    def map_weights(self) -> mmap.mmap:
+        """The weights (float32) of all tokens, mapped; call it where `is_weighted`."""
+        size = os.fstat(self._tokens).st_size
+        os.ftruncate(self._weights, size)
+        return mmap.mmap(self._weights, size, prot=mmap.PROT_READ)
+
     def close(self) -> None:
         os.close(self._tokens)
+        os.close(self._weights)
         os.close(self._lines)
         self._journal.close()
 
@@ -253,9 +281,11 @@ class Reserved:
         return found[0], found[1]
 
 
-def _check(values: NDArray[np.int32], lines: NDArray[np.void]) -> str:
+def _check(values: NDArray[np.int32], lines: NDArray[np.void], weights: NDArray[np.float32] | None) -> str:
     digest = xxhash.xxh3_64(_bytes(values))
     digest.update(_bytes(lines))
+    if weights is not None:
+        digest.update(_bytes(weights))
     return digest.hexdigest()
 
 

@@ -20,6 +20,7 @@ from padless.packer.identity import Identity
 from padless.packer.marks import choose_marks, leaves
 from padless.packer.pool import run_chunks
 from padless.packer.render import Prepared, Task
+from padless.packer.several import examples_of
 from padless.packer.sources import BadRecord, Chunk, SourceFile, read_chunk, walk
 from padless.packer.template import ChatTemplate
 from padless.packer.token_store import ChunkStore, Entry
@@ -184,6 +185,11 @@ class Tokenizing:
                 f"--overflow split is for text: a fragment of {file.name} ({name}) would begin in "
                 "mid-conversation; choose error, drop or truncate"
             )
+        if self.config.expand_turns and name == "preference":
+            raise InputError(
+                f"expand_turns would tear the chosen and rejected answers of {file.name} apart; leave it "
+                "out, or name another format"
+            )
         return name
 
     def _in_shadow(self, work: ChunkWork, tasks: Iterator[Task], loading: Loading) -> deque[Prepared]:
@@ -229,8 +235,7 @@ class Tokenizing:
                 example = FORMATS[task.format].convert(row, work.renderer.columns)
             except RecordError:
                 continue
-            if isinstance(example, Chat):
-                sample.append(example)
+            sample += [one for one, _ in examples_of(example, self.config) if isinstance(one, Chat)]
         texts = [work.renderer.template.fixed_text, *(leaf for chat in sample for leaf in leaves(chat))]
         marks = choose_marks(texts)
         if sample and marks is not None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from padless.packer.plan import PackPlan
 from padless.packer.token_store import disk_full
-from padless.runtime.format import IGNORE_INDEX, FileInfo, ShardInfo, shard_schema
+from padless.runtime.format import IGNORE_INDEX, ColumnInfo, FileInfo, ShardInfo, shard_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,11 +38,19 @@ class Layout:
     labels: bool
     compression: str | None
     shard_bytes: int
+    extras: tuple[ColumnInfo, ...] = ()
 
     def pack_bytes(self, tokens: NDArray[Any], sequences: NDArray[Any]) -> NDArray[np.int64]:
         """About what packs take in a shard."""
         token = np.dtype(self.id_type).itemsize + (4 if self.labels else 0)
-        found: NDArray[np.int64] = tokens * token + sequences * 12 + 36
+        sequence = 12
+        for column in self.extras:
+            size = np.dtype(column.type[5:-1]).itemsize  # list<float32>
+            if column.level == "token":
+                token += size
+            else:
+                sequence += size
+        found: NDArray[np.int64] = tokens * token + sequences * sequence + 36
         return found
 
 
@@ -56,16 +64,27 @@ class Gather:
     lengths: NDArray[np.int32]
     ids: NDArray[Any] | None
     """[sequences]: each one's line of the sequence table; None: its own number."""
+    weights: pa.Array | None = None
+    """The weights of the tokens, in elements like theirs."""
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Sequence-level columns, [sequences] each."""
 
     def values(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
         """The stored tokens of these sequences, one after the other."""
+        return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
+
+    def weights_of(self, sequences: NDArray[Any]) -> NDArray[np.float32]:
+        """The weights of these sequences' tokens as stored: 0 where their record gives none."""
+        return np.frombuffer(self._taken(self.weights, sequences), dtype="<f4")
+
+    def _taken(self, binary: pa.Array, sequences: NDArray[Any]) -> pa.Buffer:
         import pyarrow as pa
 
         elements = self.elements[sequences]
         indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
-        taken = self.binary.take(indexes)
+        taken = binary.take(indexes)
         tokens = int(self.lengths[sequences].sum(dtype=np.int64))
-        return np.frombuffer(taken.buffers()[2], dtype="<i4", count=tokens)
+        return taken.buffers()[2].slice(0, tokens * 4)
 
 
 def cut_shards(plan: PackPlan, lengths: NDArray[np.int32], layout: Layout) -> list[list[tuple[int, int]]]:
@@ -109,7 +128,7 @@ def write_shard(
     """
     import pyarrow as pa
 
-    schema = shard_schema(layout.id_type, labels=layout.labels)
+    schema = shard_schema(layout.id_type, labels=layout.labels, extras=layout.extras)
     options = pa.ipc.IpcWriteOptions(compression=layout.compression)
     begin = schema.serialize().size  # the schema is written together with the first batch
     places: list[tuple[int, int]] = []
@@ -161,6 +180,7 @@ def _batch(
     total = int(ends[-1])
     ids = np.empty(total, dtype=layout.id_type)
     labels = np.empty(total if layout.labels else 0, dtype=np.int32)
+    weights = np.empty(total if gather.weights is not None else 0, dtype=np.float32)
     counts = np.zeros(len(sequences), dtype=np.int64)
     for low, high in _slices(ends):
         values = gather.values(sequences[low:high])
@@ -174,6 +194,9 @@ def _batch(
             tokens &= trained
             tokens += IGNORE_INDEX
             labels[mine] = tokens
+        if gather.weights is not None:
+            given = gather.weights_of(sequences[low:high])
+            weights[mine] = np.where(trained, np.where(given == 0, np.float32(1), given), np.float32(0))
         counts[low:high] = -np.add.reduceat(trained, ends[low:high] - ends[low], dtype=np.int64)
     starts = sequence_offsets[:-1]
     columns = {
@@ -186,6 +209,12 @@ def _batch(
         "max_seqlen": _flat(np.maximum.reduceat(lengths, starts)),
         "attention_cost": _flat(np.add.reduceat(lengths.astype(np.int64) ** 2, starts)),
     }
+    for column in layout.extras:
+        columns[column.name] = (
+            _lists(weights, token_offsets)
+            if column.level == "token"
+            else _lists(gather.extras[column.name][sequences], sequence_offsets)
+        )
     arrays = [columns[name] for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema), total
 

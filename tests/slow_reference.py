@@ -106,3 +106,14 @@ def _labelled(ids: list[int], trained: list[bool]) -> Tokens:
     labels = [token if on else IGNORED for token, on in zip(ids, trained, strict=True)]
     # Nothing comes before a sequence's first token, so nothing can predict it.
     return Tokens(input_ids=ids, labels=[IGNORED, *labels[1:]])
+
+
+def last_turn_only(tokens: Tokens) -> Tokens:
+    """The same sequence with only its last run of trained tokens trained."""
+    labels = list(tokens.labels)
+    place = len(labels) - 1
+    while labels[place] == IGNORED:
+        place -= 1
+    while labels[place] != IGNORED:
+        place -= 1
+    return Tokens(input_ids=tokens.input_ids, labels=[IGNORED] * place + labels[place:])

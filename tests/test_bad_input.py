@@ -578,7 +578,7 @@ def test_a_folder_that_was_never_packed_is_refused(command: str, tmp_path: Path)
 
 
 def test_python_raises_what_the_command_line_prints(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"max_length must be at least 1 tokens, got 0"):
+    with pytest.raises(InputError, match=r"max_length must be at least 1 token, got 0"):
         PackConfig(sources=(str(DEMO),), tokenizer="t", max_length=0, output="o")
     with pytest.raises(InputError, match="sources must be a sequence"):
         PackConfig(sources=str(DEMO), tokenizer="t", max_length=8, output="o")  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ from padless.runtime.reader import PackedReader
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 BUILD_OPTIONS = """
     --tokenizer --max-length --output --format --column --text-by --limit --template --template-arg --system
-    --train-on --bos --eos --allow-special --strategy --overflow --max-sequences-per-pack
+    --train-on --expand-turns --bos --eos --allow-special --strategy --overflow --max-sequences-per-pack
     --align --packs-multiple --plan-window --on-bad-record
     --on-empty-reply --max-drop-share --eval-fraction --eval-source --eval-strategy --labels --shard-size
     --compression --workers --seed --config --force --quiet --profile --json
@@ -338,3 +338,30 @@ def test_the_file_is_not_in_the_bytes(tmp_path: Path) -> None:
     built(DEMO, tmp_path / "a", "--config", config_file(tmp_path, "seed: 3\nworkers: 1\n"))
     built(DEMO, tmp_path / "b", "--seed", 3)
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+
+
+# -- sizes and the version -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [("65536", 65536), ("512MiB", 2**29), ("1GB", 10**9), ("1.5 kib", 1536), ("2mb", 2 * 10**6), ("7b", 7)],
+)
+def test_sizes_may_have_a_unit(tmp_path: Path, given: str, size: int) -> None:
+    built(DEMO, tmp_path / "option", "--shard-size", given)
+    config = tmp_path / "config.yaml"
+    config.write_text(f"shard-size: {given}")
+    built(DEMO, tmp_path / "file", "--config", config)
+    for name in ("option", "file"):
+        assert json.loads((tmp_path / name / "manifest.json").read_text())["options"]["shard_size"] == size
+
+
+@pytest.mark.parametrize("given", ["much", "-1", "5TB", "1 2", "MiB", ""])
+def test_what_is_no_size_is_refused(tmp_path: Path, given: str) -> None:
+    run = build(DEMO, tmp_path / "packed", "--shard-size", given)
+    assert run.code == 2 and "MiB" in run.err and "Traceback" not in run.err
+
+
+def test_the_version_is_printed() -> None:
+    run = pack("--version")
+    assert run.code == 0 and re.fullmatch(r"padless \S+\n", run.out)

@@ -142,7 +142,7 @@ def apply(options: PackConfig, records: list[Record]) -> tuple[list[Line], list[
         Spanned(ids, offsets, *columns),
         frozenset(n for n, record in kept if record.chat),
     )
-    lines, values, problems = apply_policies(options, prepared, sequences)
+    lines, values, _, problems = apply_policies(options, prepared, sequences)
     found: list[Line] = []
     position = 0
     for line in lines:
@@ -247,7 +247,7 @@ def test_a_record_that_cannot_be_cut_says_how_long_it_is_and_what_to_do(
     columns = np.array([(0, *span) for span in record.spans], dtype=np.int64).reshape(-1, 3).T
     spanned = Spanned(np.array(record.ids, dtype=np.int32), np.array([0, 9]), *columns)
     sequences = Sequences(np.array([0]), spanned, frozenset({0}))
-    _, _, problems = apply_policies(config(overflow=overflow, train_on=train_on), prepared, sequences)
+    _, _, _, problems = apply_policies(config(overflow=overflow, train_on=train_on), prepared, sequences)
     (problem,) = problems
     assert (problem.record, problem.line) == (0, 17)
     assert message in problem.message

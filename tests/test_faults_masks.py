@@ -250,7 +250,9 @@ def test_a_turn_can_be_left_out_of_the_loss(tmp_path: Path, template: str, flag:
         (1, "trian", False, "trian"),
         (1, "loss_mask", 0, "loss_mask"),
         (1, "train", "no", "'no'"),
-        (1, "weight", 0.5, "0.5"),
+        (1, "train", 0.5, "0.5"),
+        (1, "weight", -0.5, "-0.5"),
+        (1, "weight", float("inf"), "inf"),
         (0, "train", True, "user"),
     ],
 )

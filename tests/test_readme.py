@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from building import DEMO, TOKENIZER, pack
+
+from padless.packer.formats import FORMATS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,6 +34,26 @@ def test_the_readmes_way_from_data_to_report_runs(tmp_path: Path) -> None:
         run = pack(*(stand_ins.get(word, word) for word in words[1:]))
         assert run.code == 0, (words, run.err)
         assert run.out
+
+
+def test_the_readmes_record_of_each_format_is_recognised_and_packed(tmp_path: Path) -> None:
+    block = README.split("One record of each")[1].split("```")[1]
+    lines = [shlex.split(line) for line in block.strip().splitlines()]
+    tried = []
+    for (echo, record, arrow, file), words in zip(lines[::2], lines[1::2], strict=True):
+        assert (echo, arrow, words[:3]) == ("echo", ">", ["pack-dataset", "build", file])
+        (tmp_path / file).write_text(record + "\n")
+        stand_ins = {
+            "qwen3/": str(TOKENIZER),
+            file: str(tmp_path / file),
+            words[-1]: str(tmp_path / words[-1]),
+        }
+        run = pack(*(stand_ins.get(word, word) for word in words[1:]))
+        assert run.code == 0, (words, run.err)
+        name = file.removesuffix(".jsonl")
+        assert f"{file}: {name} (columns: " in run.out
+        tried.append(name)
+    assert sorted(tried) == sorted(FORMATS)
 
 
 def test_the_readmes_python_runs(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from padless.packer.errors import InputError
 from padless.packer.formats import (
     alpaca,
     messages,
+    preference,
     prompt_completion,
     sharegpt,
     text,
@@ -20,6 +21,7 @@ from padless.packer.formats import (
 from padless.packer.formats.examples import Columns
 
 FORMATS = {
+    "preference": preference,
     "tokenized": tokenized,
     "messages": messages,
     "sharegpt": sharegpt,
@@ -28,15 +30,18 @@ FORMATS = {
     "text": text,
 }
 
-MIXED = frozenset({"prompt-completion"})
+MIXED = frozenset({"preference", "prompt-completion"})
 """Formats whose records may be chats or plain text, one by one."""
 
 
 ROLES = (
     *("instruction", "input", "output", "messages", "conversations", "tools", "prompt", "completion"),
-    *("text", "input_ids", "labels", *tokenized.MASKS),
+    *("text", "input_ids", "labels", *tokenized.MASKS, "chosen", "rejected", "label", "chat_template_kwargs"),
 )
 """What a column can be named for (`--column ROLE=NAME`)."""
+
+ROLLOUT = ("rewards", "advantages", "old_logprobs", "completions")
+"""Columns that only rollouts have."""
 
 GIVES_WAY = frozenset({"text"})
 """A column of text beside the columns of another format is that record rendered, or notes on it."""
@@ -46,11 +51,11 @@ def detect(row: Mapping[str, Any] | str, columns: Columns, source: str) -> str:
     """The format's name for a source whose first record this is; InputError where none or two fit."""
     if isinstance(row, str):
         return "text"
-    if "completion" not in columns.named and all(row.get(name) for name in ("chosen", "rejected")):
+    if any(name in row for name in ROLLOUT):
         raise InputError(
-            f"{source}: its columns ({', '.join(map(str, row))}) are pairs of a better and a worse answer, "
-            "which are not packed as pairs; to train on the better one alone, give --column "
-            "completion=chosen (and --column prompt=NAME), or name another --format"
+            f"{source}: its columns ({', '.join(map(str, row))}) look like rollouts (answers with rewards), "
+            "which are not packed as such yet; to take them as plain records, name another --format "
+            f"({', '.join(FORMATS)})"
         )
     fitting = _fitting(row, columns)
     if len(fitting) > 1:  # columns that are empty say nothing
@@ -76,8 +81,9 @@ def _fitting(row: Mapping[str, Any], columns: Columns) -> list[str]:
     if "completion" in columns.named:  # whoever names a completion wants it told from its prompt
         return ["prompt-completion"] if FORMATS["prompt-completion"].matches(row, columns) else []
     found = [name for name, one in FORMATS.items() if one.matches(row, columns)]
-    if "tokenized" in found:  # what it was made from may stand beside it
-        return ["tokenized"]
+    for name in ("preference", "tokenized"):  # what it was made from may stand beside it
+        if name in found:
+            return [name]
     if len(found) > 1:
         found = [name for name in found if name not in GIVES_WAY]
     if {"alpaca", "prompt-completion"}.issubset(found):  # they share names, but not all

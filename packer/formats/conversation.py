@@ -39,8 +39,12 @@ SPELLINGS = {name: role for name, role in ROLES.items() if role in ("user", "ass
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which data sets keep a turn's reasoning; the first with a value counts."""
 
-FLAGS = ("train", "weight", "loss_weight")
-"""Keys of a turn that say whether it is trained: 1 or true, 0 or false."""
+WEIGHTS = ("weight", "loss_weight")
+"""Keys of a turn that say how much it counts in the loss: 0 not at all, 1 as any other."""
+FLAGS = ("train", *WEIGHTS)
+"""Keys of a turn that say whether it is trained; `train` is 1 or true, 0 or false."""
+MOST_WEIGHT = 3.4e38
+"""Weights are stored as float32."""
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of content parts that are text."""
@@ -53,6 +57,7 @@ class Turns(NamedTuple):
 
     messages: list[Message]
     untrained: tuple[int, ...] = ()
+    weights: tuple[tuple[int, float], ...] = ()
 
 
 def turns_of(value: Any, name: str) -> Turns:
@@ -64,6 +69,7 @@ def turns_of(value: Any, name: str) -> Turns:
         raise RecordError(f"{name} must be a list of turns, got {_kind(value)}")
     turns: list[Message] = []
     untrained: list[int] = []
+    weights: list[tuple[int, float]] = []
     for number, turn in enumerate(value):
         if type(turn) is dict and len(turn) == 2 and type(turn.get("content")) is str:
             role = turn.get("role")
@@ -71,15 +77,17 @@ def turns_of(value: Any, name: str) -> Turns:
                 turns.append(turn)
                 continue
         where = f"{name}[{number}]"
-        message, trained = _turn(turn, where)
+        message, weight = _turn(turn, where)
         turns.append(message)
-        if not trained:
+        if weight == 0:
             untrained.append(number)
-    return Turns(turns, tuple(untrained))
+        elif weight != 1:
+            weights.append((number, weight))
+    return Turns(turns, tuple(untrained), tuple(weights))
 
 
-def _turn(turn: Any, where: str) -> tuple[Message, bool]:
-    """One turn, and whether it may be trained."""
+def _turn(turn: Any, where: str) -> tuple[Message, float]:
+    """One turn, and its weight in the loss."""
     if not isinstance(turn, dict):
         raise RecordError(f"{where} must have a role and a content, got {_kind(turn)}")
     turn = {key: item for key, item in turn.items() if item is not None or key == "value"}
@@ -93,14 +101,14 @@ def _turn(turn: Any, where: str) -> tuple[Message, bool]:
     reasoning = next((turn[name] for name in REASONING if name in turn), None)
     if reasoning is not None:  # templates read it under one of two names, as transformers gives it
         turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
-    trained = _flag(turn, where)
+    weight = _weight(turn, where)
     if turn.get("tool_calls"):
         turn.setdefault("content", "")  # null beside calls is empty
     elif "content" not in turn:
         raise RecordError(f"{where} ({turn['role']}) has no content")
     if type(turn["content"]) is not str:
         turn["content"] = _text(turn["content"], f"{where}.content")
-    return turn, trained
+    return turn, weight
 
 
 def _renamed(turn: Message, where: str) -> Message:
@@ -118,9 +126,9 @@ def _renamed(turn: Message, where: str) -> Message:
     return (_call(content) if role == "function_call" else {"role": role, "content": content}) | more
 
 
-def _flag(turn: Message, where: str) -> bool:
-    """Whether a turn may be trained; takes the flags out, which no template is to see."""
-    trained = True
+def _weight(turn: Message, where: str) -> float:
+    """A turn's weight in the loss; takes the flags out, which no template is to see."""
+    weight = 1.0
     for key in [key for key, item in turn.items() if _is_flag(key, item)]:
         value = turn.pop(key)
         if key not in FLAGS:
@@ -128,14 +136,17 @@ def _flag(turn: Message, where: str) -> bool:
                 f"{where} has {key!r}, which sounds like a loss mask but is not known; a turn is left out of "
                 f"the loss by {', '.join(FLAGS)} with 0 or false"
             )
-        if type(value) not in (bool, int, float) or value not in (0, 1):
+        number = value if type(value) in (bool, int, float) else -1
+        if key not in WEIGHTS and number not in (0, 1):
             raise RecordError(f"{where}.{key} must be 0 or 1 (or false and true), got {value!r}")
+        if not (number == 0 or 1 / MOST_WEIGHT <= number <= MOST_WEIGHT):
+            raise RecordError(f"{where}.{key} must be a weight from 0 to {MOST_WEIGHT:.1e}, got {value!r}")
         if value and turn["role"] != "assistant":
             raise RecordError(
                 f"{where}.{key} asks to train a turn of {turn['role']}; only the assistant's can be"
             )
-        trained = trained and bool(value)
-    return trained
+        weight *= number
+    return weight
 
 
 def _is_flag(key: Any, value: Any) -> bool:

@@ -1,4 +1,7 @@
-"""What a record becomes before it is rendered: a chat, a prompt with its completion, a text, or tokens."""
+"""What a record becomes before it is rendered: a chat, a prompt with its completion, a text, or tokens.
+
+Judged records are one or two of these with the judgement that goes with them.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,10 @@ class Chat(NamedTuple):
     """How many leading turns are only context."""
     untrained: tuple[int, ...] = ()
     """Numbers of the turns that the record itself leaves out of the loss."""
+    weights: tuple[tuple[int, float], ...] = ()
+    """(turn, weight) of the turns that the record weighs in the loss, neither 0 nor 1."""
+    variables: Mapping[str, Any] = {}
+    """The record's own variables for the template."""
 
 
 class Pair(NamedTuple):
@@ -44,6 +51,23 @@ class Tokens(NamedTuple):
 
 
 Example = Chat | Pair | Text | Tokens
+
+
+class Preference(NamedTuple):
+    """A better and a worse answer to the same prompt."""
+
+    chosen: Chat | Pair
+    rejected: Chat | Pair
+
+
+class Rated(NamedTuple):
+    """One answer, and whether it is wanted."""
+
+    example: Chat | Pair
+    label: bool
+
+
+Converted = Example | Preference | Rated
 
 
 class Columns:

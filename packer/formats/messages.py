@@ -20,7 +20,7 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     turns = turns_of(columns.value(row, "messages"), "messages")
-    return Chat(turns.messages, tools_of(row, columns), untrained=turns.untrained)
+    return Chat(turns.messages, tools_of(row, columns), untrained=turns.untrained, weights=turns.weights)
 
 
 def tools_of(row: Mapping[str, Any], columns: Columns) -> list[Any] | None:

@@ -19,21 +19,27 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     prompt, completion = columns.value(row, *PROMPT), columns.value(row, *COMPLETION)
+    return joined(prompt, completion, tools_of(row, columns), "completion")
+
+
+def joined(prompt: Any, completion: Any, tools: list[Any] | None, name: str) -> Chat | Pair:
+    """A prompt and its completion, called `name` in messages, as a pair of strings or as one chat."""
     if not isinstance(prompt, list) and not isinstance(completion, (list, dict)):
-        return Pair(text_of(prompt, "prompt"), text_of(completion, "completion"))
+        return Pair(text_of(prompt, "prompt"), text_of(completion, name))
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
     if isinstance(completion, dict):  # one turn that is not in a list
         completion = [completion]
-    context, reply = turns_of(prompt, "prompt"), turns_of(completion, "completion")
+    context, reply = turns_of(prompt, "prompt"), turns_of(completion, name)
     if not any(turn["role"] == "assistant" for turn in reply.messages):
-        raise RecordError("the completion has no assistant turn")
+        raise RecordError(f"the {name} has no assistant turn")
     before = len(context.messages)
     return Chat(
         context.messages + reply.messages,
-        tools_of(row, columns),
+        tools,
         first_trained=before,
         untrained=context.untrained + tuple(before + number for number in reply.untrained),
+        weights=context.weights + tuple((before + number, weight) for number, weight in reply.weights),
     )

@@ -19,9 +19,10 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     value = columns.value(row, "conversations", "conversation", "messages")
-    turns, untrained = turns_of(value, "conversations")
+    turns, untrained, weights = turns_of(value, "conversations")
     system = row.get("system")
     if isinstance(system, str) and system and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": system})
         untrained = tuple(number + 1 for number in untrained)
-    return Chat(turns, tools_of(row, columns), untrained=untrained)
+        weights = tuple((number + 1, weight) for number, weight in weights)
+    return Chat(turns, tools_of(row, columns), untrained=untrained, weights=weights)

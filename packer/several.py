@@ -1,0 +1,144 @@
+"""Records that give several sequences: a chosen and a rejected answer, or one for each turn.
+
+While a chunk is worked on, each of these examples goes its own way under a number of its own; `merge` brings
+them together under their record again. A pair is kept or dropped as one. Of a record's turns those that fit
+are kept: what is missing is counted as cut on its first line, as for any record that was truncated.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.config import PackConfig
+from padless.packer.formats.examples import Chat, Converted, Example, Preference, Rated, RecordError
+from padless.packer.lines import (
+    CHOSEN,
+    DROPPED,
+    NO_VERDICT,
+    REJECTED,
+    TRUNCATED,
+    UNWANTED,
+    WANTED,
+    WHOLE,
+)
+
+if TYPE_CHECKING:
+    from padless.packer.render import Prepared
+
+KWARGS = "chat_template_kwargs"
+"""The column with a record's own variables for the chat template."""
+_TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
+def examples_of(found: Converted, config: PackConfig) -> list[tuple[Example, int]]:
+    """The examples that a record gives, in the order of their parts, each with its verdict."""
+    if isinstance(found, Preference):
+        both: list[tuple[Example, int]] = [(found.chosen, CHOSEN), (found.rejected, REJECTED)]
+    elif isinstance(found, Rated):
+        both = [(found.example, WANTED if found.label else UNWANTED)]
+    else:
+        both = [(found, NO_VERDICT)]
+    if not config.expand_turns or isinstance(found, Preference):
+        return both
+    example, verdict = both[0]
+    return [(one, verdict) for one in _by_turn(example, config)] if isinstance(example, Chat) else both
+
+
+def _by_turn(chat: Chat, config: PackConfig) -> list[Chat]:
+    """The conversation up to each trained turn of the assistant, with no other turn trained."""
+    context = chat.first_trained if config.train_on != "assistant" else 0
+    answers = [n for n, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
+    found = [
+        chat._replace(
+            messages=chat.messages[: number + 1],
+            first_trained=0,
+            untrained=tuple(n for n in answers if n < number),
+            weights=tuple(item for item in chat.weights if item[0] == number),
+        )
+        for number in answers
+        if number >= context and number not in chat.untrained
+    ]
+    return found or [chat]
+
+
+def with_variables(found: Converted, value: Any, name: str) -> Converted:
+    """What a record became, with its own variables for the chat template: an object, or one as JSON text."""
+    if value is None:
+        return found
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except ValueError as error:
+            raise RecordError(f"{name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"{name} must be an object of template variables, got {type(value).__name__}")
+    taken = next((key for key in value if key in _TAKEN or key.startswith("padless_")), None)
+    if taken is not None:
+        raise RecordError(f"{name} sets {taken!r}, which padless gives the template itself")
+    # Columnar files give every key to every record; one without a value is not there.
+    variables = {key: item for key, item in value.items() if item is not None}
+
+    def varied(example: Any) -> Any:
+        return example._replace(variables=variables) if isinstance(example, Chat) else example
+
+    if isinstance(found, Preference):
+        return Preference(varied(found.chosen), varied(found.rejected))
+    if isinstance(found, Rated):
+        return found._replace(example=varied(found.example))
+    one: Converted = varied(found)
+    return one
+
+
+def merge(
+    prepared: Prepared,
+    lines: NDArray[np.void],
+    values: NDArray[np.int32],
+    weights: NDArray[np.float32] | None,
+) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.float32] | None]:
+    """Lines by example to lines by record, and the values (and weights) of those that are left.
+
+    A line for each sequence; for a record that gives none, the line of its first example that was dropped.
+    """
+    number = lines["record"]
+    record = np.asarray(prepared.owners, dtype=np.int64)[number]
+    lines["verdict"] = np.asarray(prepared.verdicts, dtype=np.uint8)[number]
+    count = prepared.count
+    gone = lines["length"] == 0
+    incomplete = np.bincount(record[gone], minlength=count) > 0
+    paired = (lines["verdict"] == CHOSEN) | (lines["verdict"] == REJECTED)
+    torn = ~gone & paired & incomplete[record]
+    if torn.any():
+        kept = np.repeat(~torn, lines["length"])
+        values, weights = values[kept], weights[kept] if weights is not None else None
+        lines["cut"][torn] += lines["length"][torn]
+        lines["length"][torn] = lines["targets"][torn] = 0
+    cut = np.bincount(record, weights=lines["cut"], minlength=count).astype(np.int64)
+    empty_reply = np.bincount(record, weights=lines["empty_reply"], minlength=count) > 0
+    lacking = gone | (lines["status"] == TRUNCATED)
+    why = np.zeros(count, dtype=np.uint8)
+    why[record[lacking][::-1]] = lines["reason"][lacking][::-1]  # the first one's stays
+
+    has_any = np.bincount(record[lines["length"] > 0], minlength=count) > 0
+    left = (lines["length"] > 0) | (~has_any[record] & _first_of_each(record))
+    lines, record = lines[left], record[left]
+    first = _first_of_each(record)
+    begins = np.flatnonzero(first)
+    lines["record"] = record
+    lines["part"] = np.arange(len(record)) - np.repeat(begins, np.diff(np.append(begins, len(record))))
+    lines["cut"] = np.where(first, cut[record], 0)
+    lines["empty_reply"] = first & empty_reply[record]
+    nothing = lines["length"] == 0
+    lines["status"][nothing] = DROPPED
+    lines["start"][nothing] = 0
+    short = first & (lines["status"] == WHOLE) & (why[record] > 0)
+    lines["status"][short] = TRUNCATED
+    lines["reason"] = np.where(nothing | short, why[record], lines["reason"])
+    return lines, values, weights
+
+
+def _first_of_each(record: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.append(True, record[1:] != record[:-1])[: len(record)]

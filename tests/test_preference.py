@@ -1,0 +1,207 @@
+"""Judged answers: what rows of pairs and of labelled answers become, and that pairs stay together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import assert_verified, build, built, sequence_table, write_lines
+from toys import CHAT, END, packed, refused, targets, turns, word_tokenizer
+
+from padless.packer.formats import FORMATS, detect
+from padless.packer.formats.examples import Chat, Columns, Pair, Preference, Rated, RecordError
+from padless.runtime.collate import collate
+from padless.runtime.reader import PackedReader
+
+USUAL = Columns({})
+ASK, YES, NO = turns("w10", "w20")[0], turns("w10", "w20")[1], turns("w10", "w21")[1]
+PAIR = Preference(Chat([ASK, YES], None, 1), Chat([ASK, NO], None, 1))
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return word_tokenizer(tmp_path_factory.mktemp("words"))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": [ASK], "chosen": [YES], "rejected": [NO]}, PAIR),
+        ({"prompt": "w10", "chosen": YES, "rejected": [NO]}, PAIR),
+        ({"chosen": [ASK, YES], "rejected": [ASK, NO]}, PAIR),
+        ({"prompt": "w10 ", "chosen": [ASK, YES], "rejected": [ASK, NO], "score_chosen": 3.0}, PAIR),
+        ({"prompt": [ASK], "chosen": [ASK, YES], "rejected": [ASK, NO]}, PAIR),
+        (
+            {
+                "conversations": [{"from": "human", "value": "w10"}],
+                "chosen": {"from": "gpt", "value": "w20"},
+                "rejected": {"from": "gpt", "value": "w21"},
+            },
+            PAIR,
+        ),
+        ({"question": "q", "chosen": "a", "rejected": "b"}, Preference(Pair("q", "a"), Pair("q", "b"))),
+        (
+            {"chosen": "\n\nHuman: q\n\nAssistant: yes", "rejected": "\n\nHuman: q\n\nAssistant: yet"},
+            Preference(
+                Pair("\n\nHuman: q\n\nAssistant:", " yes"), Pair("\n\nHuman: q\n\nAssistant:", " yet")
+            ),
+        ),
+        ({"chosen": [ASK, YES], "rejected": [ASK, YES]}, Preference(PAIR.chosen, PAIR.chosen)),
+        ({"prompt": "q", "completion": "a", "label": True}, Rated(Pair("q", "a"), True)),
+        (
+            {"messages": [ASK, YES, ASK, NO], "label": False},
+            Rated(Chat([ASK, YES, ASK, NO], None, 3), False),
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "w10"}, {"from": "gpt", "value": "w20"}]}
+            | {"kto_tag": True},
+            Rated(Chat([ASK, YES], None, 1), True),
+        ),
+    ],
+)
+def test_a_row_is_told_by_its_columns_and_becomes(row: dict[str, Any], expected: object) -> None:
+    assert detect(row, USUAL, "here") == "preference"
+    assert FORMATS["preference"].convert(row, USUAL) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"chosen": "yes", "rejected": "yet"}, "no column prompt or question or query, and chosen"),
+        ({"chosen": [ASK, YES], "rejected": [YES, NO]}, "not both conversations"),
+        ({"chosen": [ASK, YES], "rejected": [{**ASK, "content": "w11"}, NO]}, "not begin with the same turn"),
+        ({"prompt": "other", "chosen": [ASK, YES], "rejected": [ASK, NO]}, "the prompt is not in them"),
+        ({"prompt": [NO], "chosen": [ASK, YES], "rejected": [ASK, NO]}, "not begin with the prompt"),
+        ({"prompt": [ASK], "chosen": [YES], "rejected": [{"role": "tool", "content": "x"}]}, "the rejected"),
+        ({"prompt": [ASK], "chosen": [YES], "rejected": [{"role": "assistant"}]}, r"rejected\[0\] \(assist"),
+        ({"prompt": "q", "chosen": 3, "rejected": "b"}, "chosen must be text"),
+        ({"chosen": "a"}, "no column rejected"),
+        ({"messages": [ASK, YES], "label": "good"}, "label must be true or false, got 'good'"),
+        ({"messages": [YES, ASK], "label": True}, "the last turn is not the assistant's"),
+        ({"text": "q", "label": True}, "no prompt and completion, and no messages"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_an_error_naming_the_column(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecordError, match=said):
+        FORMATS["preference"].convert(row, USUAL)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"messages": [ASK, YES], "label": "greeting"}, "messages"),
+        ({"text": "t", "label": True}, "text"),
+        ({"prompt": "q", "completion": "a", "chosen": None, "rejected": None}, "prompt-completion"),
+    ],
+)
+def test_labels_of_other_kinds_and_empty_pairs_are_no_judgement(row: dict[str, Any], name: str) -> None:
+    assert detect(row, USUAL, "here") == name
+
+
+def test_a_pair_gives_two_sequences_that_are_tied(tmp_path: Path, words: Path) -> None:
+    other = {"prompt": "w11", "chosen": [turns("", "w22")[1]], "rejected": [turns("", "w23")[1]]}
+    found = packed(tmp_path, [{"chosen": [ASK, YES], "rejected": [ASK, NO]}, other], words)
+    assert targets(found) == [[20, END], [21, END], [22, END], [23, END]]
+    table = sequence_table(tmp_path / "packed")
+    assert table["record"] == [0, 0, 1, 1] and table["part"] == [0, 1, 0, 1]
+    assert_verified(tmp_path / "packed")
+    reader = PackedReader(tmp_path / "packed")
+    batch = collate(list(reader))
+    order = batch["sequence_ids"].argsort()
+    assert batch["pair_id"][order].tolist() == [0, 0, 1, 1]
+    assert batch["is_chosen"][order].tolist() == [1, 0, 1, 0]
+    levels = {column.name: (column.level, column.type) for column in reader.manifest.extras}
+    assert levels == {"pair_id": ("sequence", "list<int64>"), "is_chosen": ("sequence", "list<int8>")}
+
+
+def test_pair_ids_count_over_all_sources_and_sequences_of_no_pair_have_none(
+    tmp_path: Path, words: Path
+) -> None:
+    first = write_lines(tmp_path / "in" / "a.jsonl", [{"messages": [ASK, YES]}] * 3)
+    write_lines(tmp_path / "in" / "b.jsonl", [{"chosen": [ASK, YES], "rejected": [ASK, NO]}] * 2)
+    built(first.parent, tmp_path / "packed", "--tokenizer", words, "--max-length", 128)
+    (pack,) = PackedReader(tmp_path / "packed")
+    found = sorted(
+        zip(
+            pack.sequence_ids.tolist(),
+            pack.extras["pair_id"].tolist(),
+            pack.extras["is_chosen"].tolist(),
+            strict=True,
+        )
+    )
+    assert [row[1:] for row in found] == [(-1, -1)] * 3 + [(3, 1), (3, 0), (4, 1), (4, 0)]
+
+
+def test_labels_of_single_answers_become_a_column(tmp_path: Path, words: Path) -> None:
+    rows = [{"messages": [ASK, YES, ASK, NO], "label": True}, {"messages": [ASK, NO], "label": False}]
+    assert targets(packed(tmp_path, rows, words)) == [[21, END], [21, END]]
+    (pack,) = PackedReader(tmp_path / "packed")
+    assert dict(zip(pack.sequence_ids.tolist(), pack.extras["label"].tolist(), strict=True)) == {0: 1, 1: 0}
+
+
+@pytest.mark.parametrize("long", ["chosen", "rejected"])
+def test_both_of_a_pair_are_dropped_where_one_is_too_long(tmp_path: Path, words: Path, long: str) -> None:
+    short = {"prompt": [ASK], "chosen": [YES], "rejected": [NO]}
+    row = {**short, long: [{"role": "assistant", "content": "w20 " * 100}]}
+    found = packed(tmp_path, [short, row, short], words, "--overflow", "drop")
+    assert targets(found) == [[20, END], [21, END]] * 2
+    table = sequence_table(tmp_path / "packed")
+    assert table["record"] == [0, 0, 1, 2, 2]
+    assert (table["status"][2], table["reason"][2]) == ("dropped", "too-long")
+    assert table["cut"] == [0, 0, 12 + 12 + 99, 0, 0]
+    assert_verified(tmp_path / "packed")
+
+
+def test_both_of_a_pair_are_dropped_where_one_is_refused(tmp_path: Path) -> None:
+    template = "{% if messages[-1].content == 'w66' %}{{ raise_exception('not that') }}{% endif %}"
+    words = word_tokenizer(tmp_path / "words", template=template + CHAT)
+    rows = [{"prompt": [ASK], "chosen": [YES], "rejected": [{**NO, "content": "w66"}]}]
+    rows.append({"prompt": [ASK], "chosen": [YES], "rejected": [NO]})
+    assert "record 0 (line 1): the chat template refuses it: not that" in refused(tmp_path, rows, words)
+    found = packed(tmp_path, rows, words, "--on-bad-record", "drop")
+    assert targets(found) == [[20, END], [21, END]]
+    assert sequence_table(tmp_path / "packed")["reason"] == ["malformed", None, None]
+    assert_verified(tmp_path / "packed")
+
+
+def test_a_pair_is_counted_as_truncated_where_its_second_half_is(tmp_path: Path, words: Path) -> None:
+    longer = [NO, {**ASK, "content": "w11 " * 60}, YES]
+    rows = [{"prompt": [ASK], "chosen": [YES], "rejected": longer}]
+    found = packed(tmp_path, rows, words, "--overflow", "truncate")
+    assert targets(found) == [[20, END], [21, END]]
+    table = sequence_table(tmp_path / "packed")
+    assert table["status"] == ["truncated", "truncated"] and table["cut"][0] > 60 and table["cut"][1] == 0
+    assert_verified(tmp_path / "packed")
+
+
+def test_pairs_stay_on_one_side_of_a_split(tmp_path: Path, words: Path) -> None:
+    rows = [{"prompt": f"w{n}", "chosen": [YES], "rejected": [NO]} for n in range(10, 50)]
+    source = write_lines(tmp_path / "rows.jsonl", rows)
+    options = ("--tokenizer", words, "--max-length", 64, "--eval-fraction", 0.3)
+    built(source, tmp_path / "packed", *options)
+    for split in ("train", "validation"):
+        table = sequence_table(tmp_path / "packed" / split)
+        assert table["part"] == [0, 1] * (len(table["part"]) // 2)
+        for pack in PackedReader(tmp_path / "packed" / split):
+            records = [table["record"][n] for n in pack.sequence_ids.tolist()]
+            assert pack.extras["pair_id"].tolist() == records
+    assert_verified(tmp_path / "packed")
+
+
+def test_strings_are_taken_as_they_are_and_go_through_a_template_that_is_named(
+    tmp_path: Path, words: Path
+) -> None:
+    rows = [{"prompt": "w10 ", "chosen": "w20", "rejected": "w21"}]
+    assert [ids for ids, _ in packed(tmp_path / "a", rows, words)] == [[10, 20, 2], [10, 21, 2]]
+    template = tmp_path / "template.jinja"
+    template.write_text(CHAT)
+    found = packed(tmp_path / "b", rows, words, "--template", template)
+    assert targets(found) == [[20, END], [21, END]]
+
+
+def test_turns_of_pairs_are_not_expanded(tmp_path: Path, words: Path) -> None:
+    rows = [{"prompt": [ASK], "chosen": [YES], "rejected": [NO]}]
+    source = write_lines(tmp_path / "rows.jsonl", rows)
+    run = build(source, tmp_path / "packed", "--tokenizer", words, "--expand-turns")
+    assert run.code == 2 and "apart" in run.err

@@ -37,7 +37,8 @@ def describe_pack(path: str | Path, index: int, *, split: str | None = None) -> 
     pack = reader[index]
     table = reader.sequence_table(_TABLE_COLUMNS)
     tokenizer = _tokenizer(reader)
-    sequences, offset = [], 0
+    sequences: list[dict[str, Any]] = []
+    offset = 0
     for sequence_id, length in zip(pack.sequence_ids.tolist(), pack.seq_lengths.tolist(), strict=True):
         if not 0 <= sequence_id < table.num_rows:
             raise InputError(
@@ -46,6 +47,11 @@ def describe_pack(path: str | Path, index: int, *, split: str | None = None) -> 
             )
         line = {name: table.column(name)[sequence_id].as_py() for name in _TABLE_COLUMNS}
         segments = _segments(pack, offset, length, tokenizer)
+        extras = {
+            name: pack.extras[name].tolist()[len(sequences)]
+            for name, level in pack.extra_levels.items()
+            if level == "sequence"
+        }
         sequences.append(
             {
                 "sequence_id": sequence_id,
@@ -53,6 +59,7 @@ def describe_pack(path: str | Path, index: int, *, split: str | None = None) -> 
                 "source": reader.manifest.sources[line["source"]].path,
                 "offset": offset,
                 "length": length,
+                "extras": extras,
                 "num_targets": sum(run["tokens"] for run in segments if run["trained"]),
                 "text": "".join(run["text"] for run in segments),
                 "segments": segments,
@@ -88,6 +95,7 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
         title = (
             f"{visible(sequence['source'])} row {sequence['row']}{part}{status}, "
             f"tokens {sequence['offset']}-{end}, {sequence['num_targets']} trained"
+            + "".join(f", {name} {value}" for name, value in sequence["extras"].items())
         )
         console.print(Rule(Text(title), align="left"))
         body = Text()

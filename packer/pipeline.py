@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
+from padless.packer.extra_columns import extra_columns
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import SPLITS, check_output, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import resolve_sources
 from padless.packer.strategies import KEEPS_ORDER, STRATEGIES
-from padless.packer.tables import SplitLines, collect, extra_columns, lay_elements
+from padless.packer.tables import SplitLines, collect, lay_elements
 from padless.packer.token_store import ChunkStore, WorkFolder
 from padless.packer.tokenizer_files import Loading, take_loading
 from padless.packer.tokenizing import Tokenizing
@@ -231,7 +232,7 @@ class _Build:
             labels=self.config.labels == "always" or not all(split.only_starts_masked for split in lines),
             compression=None if self.config.compression == "none" else self.config.compression,
             shard_bytes=self.config.shard_size,
-            extras=extra_columns(store, lines),
+            extras=extra_columns(lines, weighted=store.is_weighted),
         )
         names = self.identity.splits
         folders = [os.path.join(output, name) if name else output for name in names]

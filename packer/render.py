@@ -23,8 +23,6 @@ from padless.packer.formats.examples import (
     Converted,
     Example,
     Pair,
-    Preference,
-    Rated,
     RecordError,
     Text,
     Tokens,
@@ -33,7 +31,7 @@ from padless.packer.lines import EMPTY, MALFORMED, NO_VERDICT, Problem
 from padless.packer.locate import located
 from padless.packer.marks import Marked, choose_marks, leaves, mark_plain, split_marked
 from padless.packer.refusals import known_roles, lost_calls, unclear_turns, unknown_role
-from padless.packer.several import KWARGS, examples_of, with_variables
+from padless.packer.several import KWARGS, as_chat, examples_of, with_variables
 from padless.packer.sources import BadRecord, Chunk, read_chunk
 from padless.packer.spans import Shield, check_no_stand_ins
 from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
@@ -161,7 +159,7 @@ class Renderer:
             return alpaca.classic
         convert: Convert = FORMATS[name].convert
         if name in MIXED and self.config.template is not None:
-            return lambda row, columns: _as_chat(self._with_variables(convert(row, columns), row))
+            return lambda row, columns: as_chat(self._with_variables(convert(row, columns), row))
         return lambda row, columns: self._with_variables(convert(row, columns), row)
 
     def _with_variables(self, example: Converted, row: Any) -> Converted:
@@ -403,22 +401,6 @@ def _joined(chats: list[tuple[int, Chat]]) -> tuple[str, bool]:
 def _answers(chat: Chat) -> list[int]:
     """Numbers of the assistant's turns."""
     return [number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
-
-
-def _as_chat(example: Any) -> Any:
-    """Pairs of strings as two turns each, when a template was asked for."""
-    if isinstance(example, Preference):
-        return Preference(_as_chat(example.chosen), _as_chat(example.rejected))
-    if isinstance(example, Rated):
-        return example._replace(example=_as_chat(example.example))
-    if not isinstance(example, Pair):
-        return example
-    return Chat(
-        [
-            {"role": "user", "content": example.prompt},
-            {"role": "assistant", "content": example.completion},
-        ]
-    )
 
 
 def _has_empty_reply(chat: Chat) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.config import PackConfig
-from padless.packer.formats.examples import Chat, Converted, Example, Preference, Rated, RecordError
+from padless.packer.formats.examples import Chat, Converted, Example, Pair, Preference, Rated, RecordError
 from padless.packer.lines import (
     CHOSEN,
     DROPPED,
@@ -63,6 +63,22 @@ def _by_turn(chat: Chat, config: PackConfig) -> list[Chat]:
         if number >= context and number not in chat.untrained
     ]
     return found or [chat]
+
+
+def as_chat(example: Any) -> Any:
+    """Pairs of strings as two turns each, when a template was asked for."""
+    if isinstance(example, Preference):
+        return Preference(as_chat(example.chosen), as_chat(example.rejected))
+    if isinstance(example, Rated):
+        return example._replace(example=as_chat(example.example))
+    if not isinstance(example, Pair):
+        return example
+    return Chat(
+        [
+            {"role": "user", "content": example.prompt},
+            {"role": "assistant", "content": example.completion},
+        ]
+    )
 
 
 def with_variables(found: Converted, value: Any, name: str) -> Converted:

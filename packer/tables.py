@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.lines import CHOSEN, DROPPED, REASONS, REJECTED, STATUSES, UNWANTED, WANTED, WHOLE
+from padless.packer.extra_columns import Judged
+from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
 from padless.packer.plan import PackPlan
 from padless.packer.token_store import ChunkStore
 from padless.packer.write import DurableFile, Gather
-from padless.runtime.format import ColumnInfo, TableInfo, sequence_table_schema
+from padless.runtime.format import TableInfo, sequence_table_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,10 +27,6 @@ LINES_PER_FILE = 50_000_000
 LINES_PER_GROUP = 2**16
 PACKS_AT_A_TIME = 2**14
 """So that what is in memory for a moment stays small beside what is kept."""
-SEQUENCE_COLUMNS = {"pair_id": "int64", "is_chosen": "int8", "label": "int8"}
-"""Extra columns at sequence level, there where any sequence has a value; -1 is none."""
-WEIGHTS = ColumnInfo(name="loss_weight", level="token", type="list<float32>")
-"""The extra column of weights: 1 for trained tokens whose record gives none, 0 for others."""
 
 
 @dataclass
@@ -74,7 +71,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         np.zeros((splits, 256), dtype=np.int64),
         np.zeros((splits, 256), dtype=np.int64),
     )
-    judged = [_Judged() for _ in range(splits)]
+    judged = [Judged() for _ in range(splits)]
     base = 0
     for number in sorted(store.entries):
         entry = store.entries[number]
@@ -121,47 +118,6 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         here.dropped_by_reason = _named(dropped[split])
         here.cut_by_reason = _named(cut[split])
     return found
-
-
-class _Judged:
-    """The sequence-level columns of one split; costs memory only where a sequence has a verdict."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.found: list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]] = []
-        """(first sequence, records, verdicts) of chunks in which there are verdicts."""
-
-    def add(self, lines: NDArray[np.void], base: int) -> None:
-        """The next chunk's sequences; `base` is the number of its first record."""
-        if lines["verdict"].any():
-            self.found.append((self.count, base + lines["record"].astype(np.int64), lines["verdict"].copy()))
-        self.count += len(lines)
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        columns = {name: _without_value(self.count, kind) for name, kind in SEQUENCE_COLUMNS.items()}
-        for start, record, verdict in self.found:
-            here = slice(start, start + len(record))
-            paired = (verdict == CHOSEN) | (verdict == REJECTED)
-            columns["pair_id"][here] = np.where(paired, record, -1)
-            columns["is_chosen"][here] = np.where(paired, verdict == CHOSEN, -1)
-            rated = (verdict == WANTED) | (verdict == UNWANTED)
-            columns["label"][here] = np.where(rated, verdict == WANTED, -1)
-        return {name: column for name, column in columns.items() if (column >= 0).any()}
-
-
-def _without_value(count: int, kind: str) -> NDArray[Any]:
-    return np.full(count, -1, dtype=np.dtype(kind))
-
-
-def extra_columns(store: ChunkStore, splits: list[SplitLines]) -> tuple[ColumnInfo, ...]:
-    """The extra columns of a build, the same for all its splits."""
-    found = [WEIGHTS] if store.is_weighted else []
-    for name, kind in SEQUENCE_COLUMNS.items():
-        if any(name in split.extras for split in splits):
-            found.append(ColumnInfo(name=name, level="sequence", type=f"list<{kind}>"))
-            for split in splits:
-                split.extras.setdefault(name, _without_value(len(split.lengths), kind))
-    return tuple(found)
 
 
 def _named(counts: NDArray[np.int64]) -> dict[str, int]:

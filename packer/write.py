@@ -73,9 +73,15 @@ class Gather:
         """The stored tokens of these sequences, one after the other."""
         return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
 
-    def weights_of(self, sequences: NDArray[Any]) -> NDArray[np.float32]:
-        """The weights of these sequences' tokens as stored: 0 where their record gives none."""
-        return np.frombuffer(self._taken(self.weights, sequences), dtype="<f4")
+    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
+        """An extra column of these sequences: [sequences], or the values of all their tokens."""
+        if name in self.extras:
+            column: NDArray[Any] = self.extras[name][sequences]
+            return column
+        found: NDArray[np.float32] = np.frombuffer(self._taken(self.weights, sequences), dtype="<f4").copy()
+        found[found == 0] = 1  # the record gives none
+        found[self.values(sequences) >= 0] = 0  # not trained
+        return found
 
     def _taken(self, binary: pa.Array, sequences: NDArray[Any]) -> pa.Buffer:
         import pyarrow as pa
@@ -180,7 +186,6 @@ def _batch(
     total = int(ends[-1])
     ids = np.empty(total, dtype=layout.id_type)
     labels = np.empty(total if layout.labels else 0, dtype=np.int32)
-    weights = np.empty(total if gather.weights is not None else 0, dtype=np.float32)
     counts = np.zeros(len(sequences), dtype=np.int64)
     for low, high in _slices(ends):
         values = gather.values(sequences[low:high])
@@ -194,9 +199,6 @@ def _batch(
             tokens &= trained
             tokens += IGNORE_INDEX
             labels[mine] = tokens
-        if gather.weights is not None:
-            given = gather.weights_of(sequences[low:high])
-            weights[mine] = np.where(trained, np.where(given == 0, np.float32(1), given), np.float32(0))
         counts[low:high] = -np.add.reduceat(trained, ends[low:high] - ends[low], dtype=np.int64)
     starts = sequence_offsets[:-1]
     columns = {
@@ -210,11 +212,8 @@ def _batch(
         "attention_cost": _flat(np.add.reduceat(lengths.astype(np.int64) ** 2, starts)),
     }
     for column in layout.extras:
-        columns[column.name] = (
-            _lists(weights, token_offsets)
-            if column.level == "token"
-            else _lists(gather.extras[column.name][sequences], sequence_offsets)
-        )
+        offsets = token_offsets if column.level == "token" else sequence_offsets
+        columns[column.name] = _lists(gather.extra(column.name, sequences), offsets)
     arrays = [columns[name] for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema), total
 

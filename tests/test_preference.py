@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import assert_verified, build, built, sequence_table, write_lines
+from building import assert_verified, build, built, pack, sequence_table, write_lines
 from toys import CHAT, END, packed, refused, targets, turns, word_tokenizer
 
 from padless.packer.formats import FORMATS, detect
@@ -111,6 +111,8 @@ def test_a_pair_gives_two_sequences_that_are_tied(tmp_path: Path, words: Path) -
     order = batch["sequence_ids"].argsort()
     assert batch["pair_id"][order].tolist() == [0, 0, 1, 1]
     assert batch["is_chosen"][order].tolist() == [1, 0, 1, 0]
+    run = pack("inspect", tmp_path / "packed")
+    assert ", pair_id 1, is_chosen 0 " in run.out
     levels = {column.name: (column.level, column.type) for column in reader.manifest.extras}
     assert levels == {"pair_id": ("sequence", "list<int64>"), "is_chosen": ("sequence", "list<int8>")}
 
@@ -121,12 +123,12 @@ def test_pair_ids_count_over_all_sources_and_sequences_of_no_pair_have_none(
     first = write_lines(tmp_path / "in" / "a.jsonl", [{"messages": [ASK, YES]}] * 3)
     write_lines(tmp_path / "in" / "b.jsonl", [{"chosen": [ASK, YES], "rejected": [ASK, NO]}] * 2)
     built(first.parent, tmp_path / "packed", "--tokenizer", words, "--max-length", 128)
-    (pack,) = PackedReader(tmp_path / "packed")
+    (one,) = PackedReader(tmp_path / "packed")
     found = sorted(
         zip(
-            pack.sequence_ids.tolist(),
-            pack.extras["pair_id"].tolist(),
-            pack.extras["is_chosen"].tolist(),
+            one.sequence_ids.tolist(),
+            one.extras["pair_id"].tolist(),
+            one.extras["is_chosen"].tolist(),
             strict=True,
         )
     )
@@ -136,8 +138,8 @@ def test_pair_ids_count_over_all_sources_and_sequences_of_no_pair_have_none(
 def test_labels_of_single_answers_become_a_column(tmp_path: Path, words: Path) -> None:
     rows = [{"messages": [ASK, YES, ASK, NO], "label": True}, {"messages": [ASK, NO], "label": False}]
     assert targets(packed(tmp_path, rows, words)) == [[21, END], [21, END]]
-    (pack,) = PackedReader(tmp_path / "packed")
-    assert dict(zip(pack.sequence_ids.tolist(), pack.extras["label"].tolist(), strict=True)) == {0: 1, 1: 0}
+    (one,) = PackedReader(tmp_path / "packed")
+    assert dict(zip(one.sequence_ids.tolist(), one.extras["label"].tolist(), strict=True)) == {0: 1, 1: 0}
 
 
 @pytest.mark.parametrize("long", ["chosen", "rejected"])
@@ -183,9 +185,9 @@ def test_pairs_stay_on_one_side_of_a_split(tmp_path: Path, words: Path) -> None:
     for split in ("train", "validation"):
         table = sequence_table(tmp_path / "packed" / split)
         assert table["part"] == [0, 1] * (len(table["part"]) // 2)
-        for pack in PackedReader(tmp_path / "packed" / split):
-            records = [table["record"][n] for n in pack.sequence_ids.tolist()]
-            assert pack.extras["pair_id"].tolist() == records
+        for one in PackedReader(tmp_path / "packed" / split):
+            records = [table["record"][n] for n in one.sequence_ids.tolist()]
+            assert one.extras["pair_id"].tolist() == records
     assert_verified(tmp_path / "packed")
 
 

@@ -53,7 +53,9 @@ def test_turns_left_out_of_the_loss_give_none(
     row = chat(*(word for n in range(len(flags)) for word in (f"w{10 + n}", f"w{20 + n}")))
     for number, flag in enumerate(flags):
         row["messages"][2 * number + 1]["train"] = flag
-    found = packed(folder, [row, chat("w10", "w20")], word_tokenizer(folder / "words"), EXPAND)
+    found = packed(
+        folder, [row, chat("w10", "w20")], word_tokenizer(folder / "words"), EXPAND, "--max-length", 96
+    )
     expected = [[20 + n, END] for n, flag in enumerate(flags) if flag]
     assert targets(found) == [*expected, [20, END]]
     assert_verified(folder / "packed")

@@ -1,0 +1,66 @@
+"""Columns of the shards beyond the format's own: what a record says of its answers, and its tokens' weights.
+
+A build has those that some record of it gives, in all its splits. Verdicts travel in the lines of the chunks
+and weights in a file of their own (packer/token_store.py), so a build without them pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.lines import CHOSEN, REJECTED, UNWANTED, WANTED
+from padless.runtime.format import ColumnInfo
+
+if TYPE_CHECKING:
+    from padless.packer.tables import SplitLines
+
+SEQUENCE_COLUMNS = {"pair_id": "int64", "is_chosen": "int8", "label": "int8"}
+"""Extra columns at sequence level, there where any sequence has a value; -1 is none."""
+WEIGHTS = ColumnInfo(name="loss_weight", level="token", type="list<float32>")
+"""The extra column of weights: 1 for trained tokens whose record gives none, 0 for others."""
+
+
+class Judged:
+    """The sequence-level columns of one split; costs memory only where a sequence has a verdict."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.found: list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]] = []
+        """(first sequence, records, verdicts) of chunks in which there are verdicts."""
+
+    def add(self, lines: NDArray[np.void], base: int) -> None:
+        """The next chunk's sequences; `base` is the number of its first record."""
+        if lines["verdict"].any():
+            self.found.append((self.count, base + lines["record"].astype(np.int64), lines["verdict"].copy()))
+        self.count += len(lines)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """[sequences] each: those of SEQUENCE_COLUMNS that some sequence has a value of."""
+        columns = {name: _without_value(self.count, kind) for name, kind in SEQUENCE_COLUMNS.items()}
+        for start, record, verdict in self.found:
+            here = slice(start, start + len(record))
+            paired = (verdict == CHOSEN) | (verdict == REJECTED)
+            columns["pair_id"][here] = np.where(paired, record, -1)
+            columns["is_chosen"][here] = np.where(paired, verdict == CHOSEN, -1)
+            rated = (verdict == WANTED) | (verdict == UNWANTED)
+            columns["label"][here] = np.where(rated, verdict == WANTED, -1)
+        return {name: column for name, column in columns.items() if (column >= 0).any()}
+
+
+def _without_value(count: int, kind: str) -> NDArray[Any]:
+    return np.full(count, -1, dtype=np.dtype(kind))
+
+
+def extra_columns(splits: Sequence[SplitLines], *, weighted: bool) -> tuple[ColumnInfo, ...]:
+    """The extra columns of a build, the same for all its splits; `weighted`: some record weighs its turns."""
+    found = [WEIGHTS] if weighted else []
+    for name, kind in SEQUENCE_COLUMNS.items():
+        if any(name in split.extras for split in splits):
+            found.append(ColumnInfo(name=name, level="sequence", type=f"list<{kind}>"))
+            for split in splits:
+                split.extras.setdefault(name, _without_value(len(split.lengths), kind))
+    return tuple(found)

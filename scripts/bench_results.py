@@ -14,12 +14,23 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("padless", "fastokens", "tokenizers", "pyarrow", "datasets", "transformers", "trl")
+PACKAGES = (
+    "padless",
+    "fastokens",
+    "tokenizers",
+    "pyarrow",
+    "datasets",
+    "transformers",
+    "trl",
+    "torch",
+    "triton",
+    "liger-kernel",
+)
 
 
 @cache
 def hardware() -> str:
-    """Cores that this process may use, processor and memory, in words."""
+    """Cores that this process may use, processor and memory, in words; the GPU where torch is in use."""
     model = next(
         (
             line.split(":")[1].strip()
@@ -29,7 +40,9 @@ def hardware() -> str:
         os.uname().machine,
     )
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{len(os.sched_getaffinity(0))} x {model}, {gib:.0f} GiB"
+    torch = sys.modules.get("torch")
+    gpu = f"{torch.cuda.get_device_name()}; " if torch and torch.cuda.is_available() else ""
+    return f"{gpu}{len(os.sched_getaffinity(0))} x {model}, {gib:.0f} GiB"
 
 
 @cache

@@ -1,0 +1,204 @@
+"""Rotary embeddings of q and k: `rope_qk_` in place, `rope_qk` into new tensors; one kernel launch each way.
+
+In place saves the memory of q and k, in every layer, and may change what somebody else still needs.
+What autograd saved is watched: the version counters of q and k go up, so that an operator upstream
+that saved its output (exp does, linear layers and the norms of Llama, Qwen and Gemma do not) raises in
+its backward pass instead of taking turned values. Gradients are never turned in place: autograd may hand
+the same gradient to somebody else.
+
+Where there is no Triton kernel to run (CPU tensors without TRITON_INTERPRET=1, float64, other devices)
+the reference in rope_ref computes the same.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .rope_inputs import RopeInputs, check_apart, check_inputs, rotary_dim_of
+from .rope_ref import rotate_ref
+
+
+def rope_qk(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    position_ids: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    interleaved: bool = False,
+    rotary_dim: int | None = None,
+    frequency_axes: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q and k turned by their positions, as new tensors; differentiable in q and k.
+
+    q is [T, Hq, D] or [B, T, Hq, D], k the same with Hk heads, at any strides; float16, bfloat16 or
+    float32, computed in float32 and rounded once. The leading R dimensions of each head turn, in pairs
+    (i, i + R/2), or `interleaved` (2i, 2i + 1); the others stay.
+
+    - cos, sin [S, R/2]: tables (see `rope_tables`). A token's position is its `position_ids` [T] or [B, T];
+      or, with `cu_seqlens` int32 [N + 1] over the B * T tokens, its place in its sequence; or its place in
+      the row. With `frequency_axes` int32 [R/2] (see `mrope_axes`) position_ids are [A, T] or [A, B, T] and
+      frequency i turns by row frequency_axes[i].
+    - cos, sin [B or 1, T, R]: gathered for each token, as transformers hands them to
+      apply_rotary_pos_emb; the first R/2 columns are used. With `rotary_dim` R they may have R/2 columns.
+
+    `max_seqlen`, where known, is checked against the table. A position beyond the table is a ValueError on
+    the CPU; on a device, where looking would wait for it, that token becomes NaN.
+
+    Raises ValueError and TypeError, naming shapes, before anything is launched.
+    """
+    given = RopeInputs(
+        cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim_of(cos, rotary_dim), interleaved
+    )
+    if max_seqlen is not None and cos.ndim == 2 and max_seqlen > cos.shape[0]:
+        raise ValueError(f"max_seqlen is {max_seqlen} and the table has {cos.shape[0]} rows; make it longer")
+    if q.ndim == 3 and k.ndim == 3:
+        new_q, new_k = _apply(q[None], k[None], given, in_place=False)
+        return new_q[0], new_k[0]
+    return _apply(q, k, given, in_place=False)
+
+
+def rope_qk_(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    position_ids: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    interleaved: bool = False,
+    rotary_dim: int | None = None,
+    frequency_axes: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`rope_qk` in place: q and k are overwritten, and returned. Go on with what is returned.
+
+    Under autograd the returned tensors carry the history; where q or k is a view (a transposed or split
+    projection), the old handles hold the turned values with the old history, and are not to be used on.
+
+    Raises ValueError where q or k overlaps itself or the other in memory, RuntimeError for a leaf that
+    requires grad, and what `rope_qk` raises.
+    """
+    given = RopeInputs(
+        cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim_of(cos, rotary_dim), interleaved
+    )
+    if max_seqlen is not None and cos.ndim == 2 and max_seqlen > cos.shape[0]:
+        raise ValueError(f"max_seqlen is {max_seqlen} and the table has {cos.shape[0]} rows; make it longer")
+    if q.ndim == 3 and k.ndim == 3:
+        new_q, new_k = _apply(q[None], k[None], given, in_place=True)
+        return (new_q[0], new_k[0]) if new_q.requires_grad or new_k.requires_grad else (q, k)
+    return _apply(q, k, given, in_place=True)
+
+
+def _apply(q: Tensor, k: Tensor, given: RopeInputs, *, in_place: bool) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        new_q, new_k = _traced(q, k, *given, False)
+        # An intermediate that is overwritten costs the compiled program no copy.
+        return (q.copy_(new_q), k.copy_(new_k)) if in_place else (new_q, new_k)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        if given.cos.requires_grad or given.sin.requires_grad:
+            raise ValueError("cos and sin require grad, and rotary tables get none here; detach them")
+        if in_place:
+            for x in (q, k):
+                if x.requires_grad and (x.is_leaf or (x._base is not None and x._base.is_leaf)):
+                    raise RuntimeError("a leaf that requires grad cannot be turned in place; use rope_qk")
+        turned: tuple[Tensor, Tensor] = _RotateQK.apply(q, k, given, False, in_place)  # type: ignore[no-untyped-call]
+        return turned
+    return _rotate(q, k, given, inverse=False, in_place=in_place)
+
+
+def _rotate(
+    q: Tensor, k: Tensor, given: RopeInputs, *, inverse: bool, in_place: bool
+) -> tuple[Tensor, Tensor]:
+    """Turns without autograd's knowledge: by the kernel where it runs, else by the reference."""
+    if q.is_cuda or (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+        if q.dtype != torch.float64:
+            from .rope_triton import rotate
+
+            new_q, new_k = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
+            rotate(q, k, new_q, new_k, given, inverse=inverse)
+            return new_q, new_k
+    check_inputs(q, k, given)
+    if in_place:
+        check_apart(q, k)
+    new_q, new_k = rotate_ref(q, k, given, inverse=inverse)
+    if in_place:
+        with torch.no_grad():
+            q.copy_(new_q)
+            k.copy_(new_k)
+        return q, k
+    return new_q, new_k
+
+
+class _RotateQK(torch.autograd.Function):
+    """A rotation is orthogonal: its gradient is the rotation back, the same launch with -sin."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, given: RopeInputs, inverse: bool, in_place: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*given[:5])
+        ctx.rest, ctx.inverse = given[5:], inverse
+        new_q, new_k = _rotate(q, k, given, inverse=inverse, in_place=in_place)
+        if not in_place:
+            return new_q, new_k
+        if q._base is None and k._base is None:
+            ctx.mark_dirty(q, k)
+            return q, k
+        # A function that changes views in place may mark only one as dirty, so these are returned as
+        # new handles, and the version counters say to whoever saved q or k that they are no more.
+        torch.autograd.graph.increment_version(q)
+        torch.autograd.graph.increment_version(k)
+        return q.view(q.shape), k.view(k.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        given = RopeInputs(*ctx.saved_tensors, *ctx.rest)
+        if torch.is_grad_enabled():  # create_graph: the gradient is to be differentiated again
+            grad_q, grad_k = _RotateQK.apply(*grads, given, not ctx.inverse, False)  # type: ignore[no-untyped-call]
+        else:
+            grad_q, grad_k = _rotate(grads[0], grads[1], given, inverse=not ctx.inverse, in_place=False)
+        return grad_q, grad_k, None, None, None
+
+
+@torch.library.custom_op("padless::rope_qk", mutates_args=())
+def _traced(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    frequency_axes: Tensor | None,
+    rotary_dim: int,
+    interleaved: bool,
+    inverse: bool,
+) -> tuple[Tensor, Tensor]:
+    """The rotation as one operator, for torch.compile; eager calls take the shorter way around it."""
+    given = RopeInputs(cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim, interleaved)
+    return _rotate(q, k, given, inverse=inverse, in_place=False)
+
+
+@_traced.register_fake
+def _(q: Tensor, k: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k)
+
+
+def _traced_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[2:7])
+    ctx.rest = inputs[7:]
+
+
+def _traced_backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Any, ...]:
+    rotary_dim, interleaved, inverse = ctx.rest
+    turned = _traced(grad_q, grad_k, *ctx.saved_tensors, rotary_dim, interleaved, not inverse)
+    return (*turned, *(None,) * 8)
+
+
+_traced.register_autograd(_traced_backward, setup_context=_traced_setup)

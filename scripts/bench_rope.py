@@ -1,0 +1,255 @@
+"""Rotary embeddings on a GPU: checks padless' kernel, then times it beside its peers and a plain copy.
+
+    python scripts/bench_rope.py [--tiles] [--cases N]
+
+Every arm turns the same packed rows. `eager` is what a call costs in a loop of calls, Python included;
+`graph` the kernels alone, replayed. Enough sets of inputs take turns that no cache holds them. The copy
+moves the same bytes in the same run. Peers that are not installed are left out, and said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_results import Results
+from torch import Tensor
+
+from padless.kernels import rope_triton
+from padless.kernels.rope import rope_qk, rope_qk_
+from padless.kernels.rope_inputs import RopeInputs
+from padless.kernels.rope_ref import rotate_ref
+from padless.kernels.rope_tables import rope_tables
+
+CASES = (
+    (2_048, 32, 8, 128),
+    (8_192, 32, 8, 128),
+    (32_768, 32, 8, 128),
+    (131_072, 32, 8, 128),
+    (2_048, 64, 8, 128),
+    (8_192, 64, 8, 128),
+    (32_768, 64, 8, 128),
+    (131_072, 64, 8, 128),
+    (524_288, 64, 8, 128),
+    (32_768, 14, 2, 64),
+)
+TILES = tuple(
+    (t, h, w) for t in (1, 2, 4, 8, 16) for h in (2, 4, 8, 16) for w in (2, 4, 8) if t * h in (8, 16, 32, 64)
+)
+LENGTH = 777  # tokens of a sequence: an alpaca row of the longer sort
+CACHE = 512 * 2**20
+Arm = Callable[[Any], object]
+
+
+class Inputs:
+    """One set: q and k of a packed row as a projection gives them, and all that any arm asks for."""
+
+    def __init__(self, tokens: int, q_heads: int, k_heads: int, dim: int) -> None:
+        like = {"device": "cuda", "dtype": torch.bfloat16}
+        self.q = torch.randn(1, tokens, q_heads, dim, **like)
+        self.k = torch.randn(1, tokens, k_heads, dim, **like)
+        self.copies = [torch.empty(0), torch.empty(0)]
+
+
+class Shared:
+    """Positions and tables, the same for all sets."""
+
+    def __init__(self, tokens: int, dim: int) -> None:
+        bounds = [*range(0, tokens, LENGTH), tokens]
+        self.cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device="cuda")
+        self.position_ids = (torch.arange(tokens, device="cuda") % LENGTH)[None]
+        self.cos, self.sin = rope_tables(8192, dim, device="cuda")
+        rows = [t[self.position_ids].repeat(1, 1, 2).bfloat16() for t in (self.cos, self.sin)]
+        self.row_cos, self.row_sin = rows
+
+
+def median_us(run: Callable[[], object], calls: int, seconds: float = 0.25) -> float:
+    """Median time of a run by the device's clock, divided by the calls in it, in microseconds."""
+    run()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < 5 or (time.perf_counter() < until and len(times) < 200):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / calls)
+    return statistics.median(times)
+
+
+def time_eager(arm: Arm, sets: list[Inputs]) -> float:
+    """What a call costs among many: the larger of Python's time and the kernels'."""
+    rounds = max(1, 40 // len(sets))
+
+    def run() -> None:
+        for _ in range(rounds):
+            for one in sets:
+                arm(one)
+
+    return median_us(run, rounds * len(sets))
+
+
+def time_graph(arm: Arm, sets: list[Inputs]) -> float:
+    """The kernels alone: one graph of a call on each set, replayed."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for one in sets[:2]:
+            arm(one)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for one in sets:
+            arm(one)
+    return median_us(graph.replay, len(sets))
+
+
+def host_us(arm: Arm, one: Inputs) -> float:
+    """Python's own time for a call, nothing waited for: the best of short runs that leave the queue room."""
+    best = float("inf")
+    for _ in range(20):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(20):
+            arm(one)
+        best = min(best, (time.perf_counter() - begin) / 20 * 1e6)
+    return best
+
+
+def arms_for(shared: Shared) -> dict[str, Arm]:
+    """Name -> call on one set of inputs."""
+    cos, sin, row_cos, row_sin = shared.cos, shared.sin, shared.row_cos, shared.row_sin
+    cu_seqlens, ids = shared.cu_seqlens, shared.position_ids
+    arms: dict[str, Arm] = {
+        "padless cu_seqlens": lambda x: rope_qk_(x.q, x.k, cos, sin, cu_seqlens=cu_seqlens),
+        "padless position_ids": lambda x: rope_qk_(x.q, x.k, cos, sin, position_ids=ids),
+        "padless gathered": lambda x: rope_qk_(x.q, x.k, row_cos, row_sin),
+        "padless new tensors": lambda x: rope_qk(x.q, x.k, cos, sin, cu_seqlens=cu_seqlens),
+    }
+    try:
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as hf
+
+        # The plain function: with `kernels` installed transformers wraps it.
+        compiled = torch.compile(hf, dynamic=False)
+        arms["HF eager"] = lambda x: hf(x.q.transpose(1, 2), x.k.transpose(1, 2), row_cos, row_sin)
+        arms["HF compiled"] = lambda x: compiled(x.q.transpose(1, 2), x.k.transpose(1, 2), row_cos, row_sin)
+    except ImportError as error:
+        print(f"left out: HF ({error})")
+    try:
+        from liger_kernel.transformers.rope import liger_rotary_pos_emb as liger
+
+        arms["Liger"] = lambda x: liger(x.q.transpose(1, 2), x.k.transpose(1, 2), row_cos, row_sin)
+    except ImportError as error:
+        print(f"left out: Liger ({error})")
+    return arms
+
+
+def check(shared: Shared, one: Inputs) -> None:
+    """padless against its reference, to the bit, before any clock starts; raises AssertionError."""
+    q, k = one.q[:, :4096].clone(), one.k[:, :4096].clone()
+    ids = shared.position_ids[:, : q.shape[1]].contiguous()
+    dim = q.shape[-1]
+    want = rotate_ref(q, k, RopeInputs(shared.cos, shared.sin, ids, None, None, dim, False))
+    bounds = shared.cu_seqlens.clamp(max=q.shape[1])
+    for name, got in {
+        "position_ids": rope_qk(q, k, shared.cos, shared.sin, position_ids=ids),
+        "cu_seqlens": rope_qk(q, k, shared.cos, shared.sin, cu_seqlens=bounds),
+        "in place": rope_qk_(q.clone(), k.clone(), shared.cos, shared.sin, position_ids=ids),
+    }.items():
+        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True)), name
+    exact = q.double(), k.double()
+    wide = rotate_ref(
+        *exact, RopeInputs(shared.cos.double(), shared.sin.double(), ids, None, None, dim, False)
+    )
+    errors = [(x.double() - y).norm() / y.norm() for x, y in zip(want, wide, strict=True)]
+    rounding = [(y.bfloat16().double() - y).norm() / y.norm() for y in wide]
+    print("error against float64, and of rounding alone:", [f"{float(e):.2e}" for e in (*errors, *rounding)])
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Memory that a call allocates on top of what there is."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def bench(case: tuple[int, int, int, int], results: Results, *, tiles: bool) -> None:
+    """Rows of one case: every arm, the copy, padless' share of it, memory."""
+    tokens, q_heads, k_heads, dim = case
+    name = f"T={tokens:,} {q_heads}/{k_heads} d={dim}"
+    size = tokens * (q_heads + k_heads) * dim * 2
+    sets = [Inputs(*case) for _ in range(max(2, min(24, -(-CACHE // size))))]
+    shared = Shared(tokens, dim)
+    torch._dynamo.reset()  # after eight shapes it would give up compiling, without a word
+    check(shared, sets[0])
+    for one in sets:
+        one.copies = [torch.empty_like(one.q), torch.empty_like(one.k)]
+
+    def copy(x: Inputs) -> None:
+        x.copies[0].copy_(x.q)
+        x.copies[1].copy_(x.k)
+
+    flat = [torch.empty(size // 2, dtype=torch.bfloat16, device="cuda") for _ in range(2 * len(sets))]
+    pairs: list[Any] = list(zip(flat[::2], flat[1::2], strict=True))
+    for source, _ in pairs:
+        source.normal_()
+    ceiling = time_graph(lambda x: x[1].copy_(x[0]), pairs)
+    del flat, pairs
+    results.add(name, "copy", "graph", ceiling, "us")
+    results.add(name, "copy of q, of k", "graph", time_graph(copy, sets), "us")
+    for one in sets:
+        one.copies = []
+    if tiles:
+        usual = rope_triton.tile_for
+        for tile in TILES:
+            rope_triton.tile_for = lambda *_, tile=tile: rope_triton.Tile(*tile)
+            rope_triton._LAUNCHES.clear()
+            took = time_graph(arms_for(shared)["padless cu_seqlens"], sets)
+            results.add(name, "padless tile {}x{} {} warps".format(*tile), "of copy", ceiling / took, "share")
+        rope_triton.tile_for = usual
+        rope_triton._LAUNCHES.clear()
+        return
+    for arm, call in arms_for(shared).items():
+        if tokens > 131_072 and arm.startswith("HF"):
+            continue
+        results.add(name, arm, "eager", time_eager(call, sets), "us")
+        graph = time_graph(call, sets)
+        results.add(name, arm, "graph", graph, "us")
+        results.add(name, arm, "of copy", ceiling / graph, "share")
+        if tokens <= 2_048:
+            results.add(name, arm, "host", host_us(call, sets[0]), "us")
+    arms = arms_for(shared)
+    results.add(
+        name, "padless cu_seqlens", "memory", peak_bytes(lambda: arms["padless cu_seqlens"](sets[0])), "B"
+    )
+    if tokens <= 2_048:
+        leaves: list[Tensor] = [x.clone().requires_grad_() for x in (sets[0].q, sets[0].k)]
+        views = [x.view(x.shape) for x in leaves]
+        with_grad: Arm = lambda _: rope_qk(*views, shared.cos, shared.sin, cu_seqlens=shared.cu_seqlens)  # noqa: E731
+        results.add(name, "padless under autograd", "host", host_us(with_grad, sets[0]), "us")
+
+
+def main() -> None:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiles", action="store_true", help="time tiles instead of peers")
+    parser.add_argument("--cases", type=int, nargs="*", help="numbers of the cases, from 0")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "bench_rope.jsonl")
+    options = parser.parse_args()
+    results = Results(bench="bench_rope", path=options.output)
+    for number in options.cases if options.cases is not None else range(len(CASES)):
+        bench(CASES[number], results, tiles=options.tiles)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

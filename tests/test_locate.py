@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from padless.packer.formats import FORMATS, detect
-from padless.packer.formats.examples import Chat, Columns, RecordError
+from padless.packer.formats.examples import Chat, Columns, Rated, RecordError
 from padless.packer.locate import LocatedTemplate, located, mark_turns
 from padless.packer.marks import split_marked
 from padless.packer.template import ChatTemplate, is_plain
@@ -52,7 +52,8 @@ def chats_of(path: Path, columns: dict[str, str], limit: int) -> list[Chat]:
     rows = [json.loads(line) for line in lines] or json.loads(text)
     named = Columns(columns)
     convert = FORMATS[detect(rows[0], named, path.name)].convert
-    chats = [convert(row, named) for row in rows[:limit]]
+    found = [convert(row, named) for row in rows[:limit]]
+    chats = [item.example if isinstance(item, Rated) else item for item in found]
     assert all(isinstance(chat, Chat) for chat in chats)
     return chats  # type: ignore[return-value]
 

@@ -202,6 +202,8 @@ def test_a_set_to_evaluate_on_gives_its_validation_split(hub: StandIn, tmp_path:
     rows = demo_rows()
     offer(hub, {"train.jsonl": lines(rows[:9]), "validation.jsonl": lines(rows[9:14])})
     built(NAME, tmp_path / "out", "--eval-source", NAME)
+    run = build(DEMO, tmp_path / "no", "--eval-source", NAME, "--split", "test")
+    assert run.code == 2 and "--split test does not apply" in run.err
     for split, count in (("train", 9), ("validation", 5)):
         assert read_manifest(tmp_path / "out" / split).statistics["records"]["in"] == count
 

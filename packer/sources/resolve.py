@@ -70,7 +70,8 @@ def resolve_sources(
     for is_eval, group in ((False, specs), (True, eval_specs)):
         for spec in group:
             # What was asked for is for training; of a set to evaluate on, the usual split is taken.
-            for file in _files(spec, len(files), Choice() if is_eval else choice, is_eval, taken):
+            chosen, told = (Choice(), set()) if is_eval else (choice, taken)
+            for file in _files(spec, len(files), chosen, is_eval, told):
                 file.eval = is_eval
                 files.append(file)
     if not files:
@@ -78,13 +79,9 @@ def resolve_sources(
     _refuse_idle(choice, taken)
     seen: dict[Any, str] = {}
     for file in files:
-        key = (
-            id(file.data)
-            if file.data is not None
-            else file.path
-            if file.revision
-            else os.path.realpath(file.path)
-        )
+        key: Any = file.path if file.revision else os.path.realpath(file.path)
+        if file.data is not None:
+            key = id(file.data)
         if key in seen:
             other = seen[key]
             also = "" if other == file.path else f" (also as {other})"

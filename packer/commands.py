@@ -110,15 +110,26 @@ def main(
 def build(
     context: typer.Context,
     sources: Annotated[
-        list[str] | None, Argument(metavar="SOURCE...", help="Files, globs or folders.")
+        list[str] | None,
+        Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub (ORG/NAME)."),
     ] = None,
-    tokenizer: Annotated[str | None, Option(help="Tokenizer folder (with tokenizer.json). Required.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        Option(help="Tokenizer folder (with tokenizer.json), or a model on the Hub. Required."),
+    ] = None,
     max_length: Annotated[int | None, Option(help="Tokens per pack. Required.")] = None,
     output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
         list[str] | None,
         Option(metavar="ROLE=NAME", help="A column's name, where it is not the usual one."),
+    ] = None,
+    split: Annotated[
+        str | None, Option(help="Of sources with splits (Hub, save_to_disk). Default: train.")
+    ] = None,
+    subset: Annotated[str | None, Option(help="Of a data set on the Hub. Default: its own.")] = None,
+    revision: Annotated[
+        str | None, Option(help="Branch, tag or commit of a data set on the Hub. Default: the newest.")
     ] = None,
     text_by: Annotated[
         str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
@@ -202,6 +213,9 @@ def build(
         output=output,
         format=format,
         columns=_pairs(column, "--column", "ROLE=NAME"),
+        split=split,
+        subset=subset,
+        revision=revision,
         text_by=text_by,
         limit=limit,
         template=template,

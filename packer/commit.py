@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -124,7 +124,7 @@ def write_rest(
         columns=columns,
         options={**facts.options, "packed_with": strategy},
         sources=tuple(
-            SourceInfo(path=s.path, bytes=s.bytes, checksum=s.checksum, records=records)
+            replace(s, records=records)
             for s, records in zip(facts.sources, lines.records_by_source, strict=True)
         ),
         seed=facts.seed,

@@ -27,7 +27,8 @@ INT32_MAX = 2**31 - 1
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)?\s*", re.IGNORECASE)
 NOT_RECORDED = frozenset(
-    {"sources", "eval_sources", "tokenizer", "template", "output", "workers", "force", "progress"}
+    ("sources", "eval_sources", "split", "subset", "revision", "tokenizer", "template", "output", "workers")
+    + ("force", "progress")
 )
 
 
@@ -43,16 +44,23 @@ def byte_size(value: str | int) -> int:
 class PackConfig:
     """What to pack and how; raises InputError naming the option, its value and the limit."""
 
-    sources: tuple[str, ...]
-    """Files, globs or folders."""
+    sources: tuple[Any, ...]
+    """Files, globs, folders, Hub ids, and objects of the `datasets` library (Dataset, IterableDataset,
+    DatasetDict)."""
     tokenizer: str
-    """A local tokenizer folder (with tokenizer.json)."""
+    """A local tokenizer folder (with tokenizer.json), or a model's name on the Hub."""
     max_length: int
     """Tokens per pack; longer sequences follow `overflow`."""
     output: str
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, where a source names its columns otherwise."""
+    split: str | None = None
+    """Of sources with splits; None: train."""
+    subset: str | None = None
+    """Of a data set on the Hub; None: its default."""
+    revision: str | None = None
+    """Branch, tag or commit of a data set on the Hub; None: the newest."""
     text_by: str = "line"
     limit: int | None = None
     """Take the first so many records of all sources."""
@@ -83,7 +91,7 @@ class PackConfig:
     max_drop_share: float = 0.05
     """Share of the records that may be lost to faults before the build is refused."""
     eval_fraction: float = 0.0
-    eval_sources: tuple[str, ...] = ()
+    eval_sources: tuple[Any, ...] = ()
     eval_strategy: str = "none"
     labels: str = "auto"
     shard_size: int = 512 * 2**20
@@ -98,17 +106,21 @@ class PackConfig:
 
     def __post_init__(self) -> None:
         from padless.packer.formats import FORMATS, ROLES
+        from padless.packer.sources.objects import is_dataset
         from padless.packer.strategies import STRATEGIES
         from padless.packer.strategies.constraints import check_constraints
 
         for name in ("sources", "eval_sources"):
             value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
-                raise InputError(f"{name} must be a sequence of paths, got {value!r}")
+            alone = isinstance(value, str) or is_dataset(value)
+            if alone or not all(isinstance(item, str) or is_dataset(item) for item in value):
+                raise InputError(
+                    f"{name} must be a sequence of paths, Hub ids or datasets objects, got {value!r}"
+                )
             object.__setattr__(self, name, tuple(value))
         for name in ("tokenizer", "output", "text_by", "train_on", "bos", "eos"):
             self._instance(name, str, "text")
-        for name in ("template", "system"):
+        for name in ("template", "system", "split", "subset", "revision"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
         for name in ("allow_special", "expand_turns", "force"):

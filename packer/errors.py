@@ -19,3 +19,7 @@ class DiskFullError(PadlessError, OSError):
 
 class WorkerLostError(PadlessError, RuntimeError):
     """A worker process ended without a word; what was finished is kept for the next try."""
+
+
+class SourceLostError(PadlessError, OSError):
+    """The connection to a remote source broke; what was finished is kept for the next try."""

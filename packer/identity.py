@@ -16,7 +16,7 @@ from typing import Any
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
 from padless.packer.output import SPLITS
-from padless.packer.sources import SourceFile
+from padless.packer.sources import SourceFile, digest, stamp
 from padless.packer.template import CLASSIC, load_template
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.runtime.format import (
@@ -24,7 +24,6 @@ from padless.runtime.format import (
     Manifest,
     SplitsManifest,
     checksum_bytes,
-    checksum_file,
     load_manifest,
     read_manifest,
 )
@@ -100,9 +99,18 @@ class Identity:
         engines = [version_of(name) for name in ("padless", "tokenizers", "jinja2", "minijinja")]
         facts: list[Any] = [self.options, tokenizer, self.template_checksum, engines]
         for file in self.files:
-            about = os.stat(file.path)
-            facts.append([file.name, file.eval, about.st_size, about.st_mtime_ns])
+            facts.append([file.name, file.eval, *self._stamp(file)])
         return checksum_bytes(repr(facts).encode("utf-8"))
+
+    @staticmethod
+    def _stamp(file: SourceFile) -> tuple[Any, ...]:
+        """What tells cheaply whether a source is still what it was."""
+        if file.data is not None:
+            return (stamp(file.data),)
+        if file.revision is not None:
+            return (file.revision, file.checksum)
+        about = os.stat(file.path)
+        return (about.st_size, about.st_mtime_ns)
 
     def finished(self) -> tuple[Manifest | SplitsManifest, dict[str, Manifest]] | None:
         """What an earlier run of this very build left, or None.
@@ -140,7 +148,7 @@ class Identity:
         if [source.path for source in old.sources] != [file.name for file in self.files]:
             return [*found, f"{len(old.sources):,} source files, now {len(self.files):,} or others"]
         for source, file in zip(old.sources, self.files, strict=True):
-            size = os.path.getsize(file.path)
-            if size != source.bytes or checksum_file(file.path) != source.checksum:
+            local = file.data is None and file.revision is None
+            if (local and file.size != source.bytes) or digest(file) != (source.bytes, source.checksum):
                 found.append(f"{file.name} has changed")
         return found

@@ -20,11 +20,11 @@ from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import SPLITS, check_output, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
-from padless.packer.sources import resolve_sources
+from padless.packer.sources import Choice, resolve_sources
 from padless.packer.strategies import KEEPS_ORDER, STRATEGIES
 from padless.packer.tables import SplitLines, collect, lay_elements
 from padless.packer.token_store import ChunkStore, WorkFolder
-from padless.packer.tokenizer_files import Loading, take_loading
+from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing
 from padless.packer.write import Layout, sync_folder, write_bytes
 from padless.runtime.format import (
@@ -71,7 +71,7 @@ def build(config: PackConfig) -> BuildResult:
     """`pack_dataset` with everything that a summary tells."""
     collecting = gc.isenabled()
     gc.disable()  # millions of records and no cycles among them
-    loading = take_loading(config.tokenizer)
+    loading = take_loading(tokenizer_folder(config.tokenizer))
     try:
         return _Build(config).run(loading)
     finally:
@@ -95,7 +95,12 @@ class _Build:
 
     def run(self, loading: Loading) -> BuildResult:
         config, output = self.config, self.config.output
-        self.files = resolve_sources(config.sources, eval_specs=config.eval_sources, text_by=config.text_by)
+        self.files = resolve_sources(
+            config.sources,
+            eval_specs=config.eval_sources,
+            text_by=config.text_by,
+            choice=Choice(split=config.split, subset=config.subset, revision=config.revision),
+        )
         check_output(output)
         import pyarrow.compute  # noqa: F401 (in the shadow of the tokenizer's load)
         import pyarrow.parquet  # noqa: F401
@@ -306,7 +311,13 @@ class _Build:
             template=self.identity.template,
             template_checksum=self.identity.template_checksum,
             sources=tuple(
-                SourceInfo(path=file.name, bytes=file.bytes, checksum=file.checksum, records=0)
+                SourceInfo(
+                    path=file.name,
+                    bytes=file.bytes,
+                    checksum=file.checksum,
+                    records=0,
+                    revision=file.revision,
+                )
                 for file in self.files
             ),
         )

@@ -103,12 +103,24 @@ class TokenizerFiles:
         return template if isinstance(template, str) else None
 
 
+def tokenizer_folder(name: str) -> str:
+    """The folder that `--tokenizer` names: a path, or else a model on the Hub, fetched into its cache.
+
+    Raises InputError where the Hub does not give it.
+    """
+    if os.path.lexists(name):
+        return name
+    from padless.packer.hub import fetch_tokenizer, is_hub_id
+
+    return fetch_tokenizer(name) if is_hub_id(name) else name
+
+
 def check_folder(folder: str) -> None:
     """See that a tokenizer can be there. Raises InputError where not."""
     if not os.path.isdir(folder):
         raise _input_error(
             f"no tokenizer folder {folder!r}: give a local folder that holds tokenizer.json "
-            "(as written by save_pretrained)"
+            "(as written by save_pretrained), or a model's name on the Hub (ORG/NAME)"
         )
     if not os.path.isfile(os.path.join(folder, "tokenizer.json")):
         raise _input_error(

@@ -7,7 +7,6 @@ the template's fast engine and the sample for the tokenizer's check are made rea
 from __future__ import annotations
 
 import ctypes
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
@@ -56,7 +55,7 @@ class Tokenizing:
         """Source -> the columns of its first record, where its format was told by them."""
         self.backends: dict[str, str] = {}
         self.vocab_size = self.largest_id = 0
-        self._size = sum(os.path.getsize(file.path) for file in self.files)
+        self._size = sum(file.size for file in self.files)
         self._small = self._size < SHADOW_BYTES
         self._taken = 0
         self._first: Task | None = None
@@ -156,6 +155,8 @@ class Tokenizing:
             if self.config.limit is not None:
                 left = self.config.limit - self._taken
                 if left <= 0:
+                    if all(later.checksum for later in self.files[chunk.source :]):
+                        return  # nothing more is fetched from the Hub
                     continue  # the walk goes on for the checksums of the sources
                 take = min(left, len(read_chunk(chunk).rows))
                 self._taken += take

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from padless.packer.errors import InputError
-
-if TYPE_CHECKING:
-    from padless.packer.sources.stream import ByteStream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,16 +58,26 @@ class Records:
 
 @dataclass(kw_only=True)
 class SourceFile:
-    """One input file; the last three fields are known once the walk has passed it."""
+    """One input: a local file, a file on the Hub, or a data set handed over as an object.
+
+    Bytes, checksum and chunks are known once the walk has passed it; a file on the Hub comes with the first
+    two.
+    """
 
     path: str
     name: str
     """Path below the deepest common folder of all sources, "/" separated."""
     kind: str
-    """json, parquet, csv or text."""
+    """json, parquet, csv, text, or object (`data`)."""
     compression: str | None = None
     eval: bool = False
     """True where the file was given for the evaluation split."""
+    revision: str | None = None
+    """The Hub's commit that it is read at; None: not from the Hub."""
+    data: Any = None
+    """The object of the `datasets` library whose rows these are."""
+    size: int = 0
+    """Bytes to come, about; for progress, and to choose how to work."""
     bytes: int = 0
     checksum: str = ""
     """"xxh3:" and 32 hex digits over the raw (compressed) bytes."""
@@ -102,7 +109,8 @@ class CutOptions:
 class Reader:
     """The two sides of a kind of file: cutting in the parent, reading in a worker."""
 
-    cut: Callable[[ByteStream, CutOptions], Iterator[Piece]]
+    cut: Callable[[Any, CutOptions], Iterator[Piece]]
+    """Takes a `ByteStream`, or the `RowStream` of an object."""
     read: Callable[[Chunk], Records]
 
 

@@ -12,8 +12,10 @@ import decimal
 from collections.abc import Iterator
 from typing import Any
 
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, SourceLostError
+from padless.packer.hub import lost, open_random
 from padless.packer.sources.chunks import Chunk, CutOptions, Piece, Records, chunk_data
+from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
 
 MAX_ROWS = 4096
@@ -22,7 +24,7 @@ PARQUET_MAGIC = b"PAR1"
 TEMPORAL = (datetime.date, datetime.time)  # a datetime is a date
 
 
-def cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
+def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
     """Pieces of at most 4,096 rows and about `chunk_bytes` of Arrow data.
 
     Raises InputError where the file is broken.
@@ -42,6 +44,8 @@ def cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
                 payload = sink.getvalue().to_pybytes()
                 yield Piece(start=row, stop=row + part.num_rows, payload=payload)
                 row += part.num_rows
+    except (SourceLostError, InputError):
+        raise
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"{stream.path} cannot be read as a table after row {row:,} ({error}): it is broken or "
@@ -69,21 +73,27 @@ def read(chunk: Chunk) -> Records:
     return Records(rows=rows, lines=None)
 
 
-def _batches(stream: ByteStream, chunk_bytes: int) -> Iterator[Any]:
+def _batches(stream: ByteStream | RowStream, chunk_bytes: int) -> Iterator[Any]:
     import pyarrow as pa
 
-    head = stream.peek(len(ARROW_FILE_MAGIC))
+    if isinstance(stream, RowStream):
+        yield from stream.batches()
+        return
+    remote = _RemoteReads(stream.path) if stream.is_remote else None
+    head = remote.head(len(ARROW_FILE_MAGIC)) if remote else stream.peek(len(ARROW_FILE_MAGIC))
     if head.startswith(PARQUET_MAGIC):
         import pyarrow.parquet as pq
 
-        # Buffered and without prefetching, memory stays at some pages a column.
-        with pq.ParquetFile(stream.path, pre_buffer=False, buffer_size=1 << 20) as table:
+        # Buffered and without prefetching, memory stays at some pages a column. From the Hub a row group
+        # is fetched at once, in a few large requests.
+        how = {"pre_buffer": True} if remote else {"pre_buffer": False, "buffer_size": 1 << 20}
+        with pq.ParquetFile(remote or stream.path, **how) as table:
             groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
             size = sum(group.total_byte_size for group in groups)
             rows = table.metadata.num_rows * chunk_bytes // max(1, size)
             yield from table.iter_batches(batch_size=max(1, min(MAX_ROWS, rows)))
         return
-    with pa.memory_map(stream.path) as source:
+    with pa.PythonFile(remote, mode="r") if remote else pa.memory_map(stream.path) as source:
         if head == ARROW_FILE_MAGIC:
             table = pa.ipc.open_file(source)
             for index in range(table.num_record_batches):
@@ -91,6 +101,43 @@ def _batches(stream: ByteStream, chunk_bytes: int) -> Iterator[Any]:
         else:
             for batch in pa.ipc.open_stream(source):
                 yield _checked(batch)
+
+
+class _RemoteReads:
+    """A file on the Hub as pyarrow reads one: seek and read."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.closed = False
+        self._file = open_random(url)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        return int(self._file.seek(place, whence))
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return bytes(self._file.read(size))
+        except Exception as error:  # of the HTTP library's many kinds
+            raise lost(self.url, error) from error
+
+    def head(self, size: int) -> bytes:
+        """The first bytes, which stay to be read."""
+        data = self.read(size)
+        self.seek(0)
+        return data
+
+    def close(self) -> None:
+        self.closed = True
+        self._file.close()
 
 
 def _checked(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From what the user typed (files, globs, folders) to the list of source files.
+"""From what the user gave (files, globs, folders, Hub ids, objects) to the list of source files.
 
 The list is sorted within each argument and says by names alone what every file is, so that a wrong
 path or a stray file is told in milliseconds, before anything is loaded.
@@ -9,10 +9,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from padless.packer.errors import InputError
+from padless.packer.hub import is_hub_id
 from padless.packer.sources.chunks import SourceFile
+from padless.packer.sources.hub_data import hub_files
+from padless.packer.sources.objects import is_dataset, object_file
+from padless.packer.sources.saved import is_saved, saved_files
 from padless.packer.sources.text import begins_record
 from padless.runtime.format import MANIFEST, WORK_FOLDER
 
@@ -35,35 +41,106 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 ABOUT = {"readme", "license", "licence", "notice", "changelog"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which part of a source that has several to take; fields as in `PackConfig`."""
+
+    split: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+
+
 def resolve_sources(
-    specs: Sequence[str], *, eval_specs: Sequence[str] = (), text_by: str = "line"
+    specs: Sequence[Any],
+    *,
+    eval_specs: Sequence[Any] = (),
+    text_by: str = "line",
+    choice: Choice | None = None,
 ) -> list[SourceFile]:
     """The files that the arguments name, those for the evaluation split last.
 
     A folder is searched for known extensions; hidden files, and notes such as README.md, are
-    skipped there. Raises InputError for whatever cannot be a source.
+    skipped there. A folder of `save_to_disk` gives its Arrow files, a Hub id (unless there is such a path)
+    its split's files. Raises InputError for whatever cannot be a source.
     """
     begins_record(text_by)
-    paths = [(path, False) for spec in specs for path in _expand(spec)]
-    paths += [(path, True) for spec in eval_specs for path in _expand(spec)]
-    if not paths:
+    choice = choice or Choice()
+    taken: set[str] = set()
+    files: list[SourceFile] = []
+    for is_eval, group in ((False, specs), (True, eval_specs)):
+        for spec in group:
+            # What was asked for is for training; of a set to evaluate on, the usual split is taken.
+            chosen, told = (Choice(), set()) if is_eval else (choice, taken)
+            for file in _files(spec, len(files), chosen, is_eval, told):
+                file.eval = is_eval
+                files.append(file)
+    if not files:
         raise InputError("no source was given; name a file, a glob or a folder")
-    seen: dict[str, str] = {}
-    for path, _ in paths:
-        real = os.path.realpath(path)
-        if real in seen:
-            other = seen[real]
-            also = "" if other == path else f" (also as {other})"
-            raise InputError(f"{path} is given twice{also}; name every source once")
-        seen[real] = path
-    absolute = [os.path.abspath(path) for path, _ in paths]
-    root = os.path.commonpath([os.path.dirname(path) for path in absolute])
-    files = []
-    for (path, is_eval), full in zip(paths, absolute, strict=True):
-        kind, compression = _kind(path)
-        name = os.path.relpath(full, root).replace(os.sep, "/")
-        files.append(SourceFile(path=path, name=name, kind=kind, compression=compression, eval=is_eval))
+    _refuse_idle(choice, taken)
+    seen: dict[Any, str] = {}
+    for file in files:
+        key: Any = file.path if file.revision else os.path.realpath(file.path)
+        if file.data is not None:
+            key = id(file.data)
+        if key in seen:
+            other = seen[key]
+            also = "" if other == file.path else f" (also as {other})"
+            raise InputError(f"{file.path} is given twice{also}; name every source once")
+        seen[key] = file.path
+    local = [file for file in files if not file.name]
+    if local:
+        root = os.path.commonpath([os.path.dirname(os.path.abspath(file.path)) for file in local])
+        for file in local:
+            file.name = os.path.relpath(os.path.abspath(file.path), root).replace(os.sep, "/")
     return files
+
+
+def _files(spec: Any, number: int, choice: Choice, is_eval: bool, taken: set[str]) -> Iterator[SourceFile]:
+    """The files of one source; local ones have no name yet. `taken` gets the options that applied."""
+    if is_dataset(spec):
+        if isinstance(spec, dict):
+            taken.add("split")
+        yield object_file(spec, number, choice.split, is_eval=is_eval)
+        return
+    if _is_on_hub(spec):
+        taken.update(("split", "subset", "revision"))
+        yield from hub_files(
+            spec,
+            _kind_of_data,
+            split=choice.split,
+            subset=choice.subset,
+            revision=choice.revision,
+            is_eval=is_eval,
+        )
+        return
+    if os.path.isdir(spec) and not _is_packed(spec) and is_saved(spec):
+        taken.add("split")
+        for path in saved_files(spec, choice.split, is_eval=is_eval):
+            if not os.path.lexists(path):
+                raise InputError(
+                    f"{path} is missing, which its state.json lists; copy or save the folder again"
+                )
+            _check(path)
+            yield SourceFile(path=path, name="", kind="parquet", size=os.path.getsize(path))
+        return
+    for path in _expand(spec):
+        kind, compression = _kind(path)
+        size = os.path.getsize(path)
+        yield SourceFile(path=path, name="", kind=kind, compression=compression, size=size)
+
+
+def _is_on_hub(spec: str) -> bool:
+    """Whether to ask the Hub: for no path that there is, and none that looks mistyped."""
+    is_path = os.path.lexists(spec) or _parts(spec)[1] is not None
+    return not is_path and is_hub_id(spec) and not _near(spec).startswith("; near")
+
+
+def _refuse_idle(choice: Choice, taken: set[str]) -> None:
+    for name in ("split", "subset", "revision"):
+        value = getattr(choice, name)
+        if value is not None and name not in taken:
+            has = "a Hub id" if name != "split" else "a Hub id or a folder of save_to_disk with splits"
+            raise InputError(f"--{name} {value} does not apply: no source is {has}; a file is taken whole")
 
 
 def _expand(spec: str) -> list[str]:
@@ -93,9 +170,7 @@ def _in_folder(folder: str) -> Iterator[str]:
             name for name in folders if not name.startswith(".") and not _is_packed(os.path.join(place, name))
         ]
         for name in names:
-            stem, kind, _ = _parts(name)
-            about = kind == "text" and os.path.basename(stem).lower() in ABOUT
-            if kind and not about and not name.startswith("."):
+            if _kind_of_data(name)[0] and not name.startswith("."):
                 yield os.path.join(place, name)
 
 
@@ -116,6 +191,13 @@ def _parts(path: str) -> tuple[str, str | None, str | None]:
     kind = KINDS.get(extension.lower())
     # A columnar file is read by seeking, and has its own compression.
     return stem, None if compression and kind == "parquet" else kind, compression
+
+
+def _kind_of_data(path: str) -> tuple[str | None, str | None]:
+    """Kind (None where unknown, and of notes about the data) and compression."""
+    stem, kind, compression = _parts(path)
+    about = kind == "text" and os.path.basename(stem).lower() in ABOUT
+    return None if about else kind, compression
 
 
 def _kind(path: str) -> tuple[str, str | None]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import xxhash
 
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, SourceLostError
+from padless.packer.hub import PREFIX, lost, open_stream
 from padless.packer.sources.chunks import Piece
 
 if TYPE_CHECKING:
@@ -54,6 +55,35 @@ class HashedFile(io.FileIO):
         self.size += len(data)
 
 
+class RemoteFile(io.RawIOBase):
+    """A file on the Hub, read from its start; its size and checksum are those that the Hub lists."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+        self.size = 0
+        self._stream: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        try:
+            if self._stream is None:
+                self._stream = open_stream(self.url)
+            data = self._stream.read(len(view))
+        except Exception as error:  # of the HTTP library's many kinds
+            raise lost(self.url, error) from error
+        view[: len(data)] = data
+        self.size += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._stream = None  # the connection goes with it
+        super().close()
+
+
 class ByteStream:
     """The decompressed bytes of one file, with a way to put back what was read ahead."""
 
@@ -64,7 +94,8 @@ class ByteStream:
         """Of the next byte, in the decompressed stream."""
         self.line = 1
         """1-based line of the first byte that is not skipped."""
-        self._raw = HashedFile(path)
+        self.is_remote = path.startswith(PREFIX)
+        self._raw: HashedFile | RemoteFile = RemoteFile(path) if self.is_remote else HashedFile(path)
         self._decoded = _decoder(self._raw, compression)
         self._ahead = b""
 
@@ -131,13 +162,24 @@ class ByteStream:
 
     def keep(self, data: bytes) -> bytes | None:
         """The payload of a piece: the data where a worker could not read the range itself."""
-        return data if self.compression else None
+        return data if self.compression or self.is_remote else None
 
     def finish(self) -> tuple[int, str]:
-        """Read what is left; returns the raw file's bytes and checksum."""
+        """Read what is left; returns the raw file's bytes and checksum (of a local file)."""
+        assert isinstance(self._raw, HashedFile), "the Hub's checksums are known beforehand"
         while self._raw.read(READ_BYTES):
             pass
         return self._raw.size, f"xxh3:{self._raw.hash.hexdigest()}"
+
+    def check_size(self, size: int) -> None:
+        """See that a file from the Hub, read to its end, had as many bytes as the Hub lists.
+
+        Raises SourceLostError; a connection that ends early can look like the end of the file.
+        """
+        while self._raw.read(READ_BYTES):
+            pass
+        if self._raw.size != size:
+            raise lost(self.path, OSError(f"{self._raw.size:,} of {size:,} bytes"))
 
     def error_at(self, offset: int, message: str) -> InputError:
         """An error that names the file with the line and column (characters) of a byte."""
@@ -154,12 +196,14 @@ class ByteStream:
 
     def _read_decoded(self, size: int) -> bytes:
         if not self.compression:
-            return self._raw.read(size)
+            return self._raw.read(size) or b""
         import lzma
         import zlib
 
         try:
             return self._decoded.read(size)
+        except (SourceLostError, InputError):
+            raise
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             raise InputError(
                 f"{self.path} cannot be decompressed ({self.compression}: {error}): it is broken, "
@@ -191,7 +235,7 @@ def cut_blocks(
         block = block[cut:]
 
 
-def _decoder(raw: HashedFile, compression: str | None) -> BinaryIO:
+def _decoder(raw: HashedFile | RemoteFile, compression: str | None) -> BinaryIO:
     decoded: Any = raw
     if compression == "gzip":
         import gzip
@@ -204,7 +248,7 @@ def _decoder(raw: HashedFile, compression: str | None) -> BinaryIO:
     elif compression == "xz":
         import lzma
 
-        decoded = lzma.LZMAFile(raw)
+        decoded = lzma.LZMAFile(cast(BinaryIO, raw))
     elif compression == "zstd":
         import pyarrow as pa
 

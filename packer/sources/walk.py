@@ -12,12 +12,14 @@ from padless.packer.errors import InputError
 from padless.packer.sources import columnar, csv_table, json_array, jsonl, text
 from padless.packer.sources.chunks import Chunk, CutOptions, Reader, Records, SourceFile
 from padless.packer.sources.json_text import sniff
+from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
 
 READERS: dict[str, Reader] = {
     "json_array": Reader(cut=json_array.cut, read=json_array.read),
     "jsonl": Reader(cut=jsonl.cut, read=jsonl.read),
     "parquet": Reader(cut=columnar.cut, read=columnar.read),
+    "object": Reader(cut=columnar.cut, read=columnar.read),
     "csv": Reader(cut=csv_table.cut, read=csv_table.read),
     "text": Reader(cut=text.cut, read=text.read),
 }
@@ -39,10 +41,11 @@ def walk(
     index = 0
     for number, file in enumerate(files):
         first = index
-        with ByteStream(file.path, file.compression) as stream:
-            if file.kind != "parquet":
+        with _open(file) as stream:
+            reader = file.kind
+            if isinstance(stream, ByteStream) and file.kind != "parquet":
                 stream.skip_mark()
-            reader = sniff(stream) if file.kind == "json" else file.kind
+                reader = sniff(stream) if file.kind == "json" else file.kind
             for piece in READERS[reader].cut(stream, options):
                 yield Chunk(
                     index=index,
@@ -56,13 +59,33 @@ def walk(
                     args=piece.args,
                 )
                 index += 1
-            file.bytes, file.checksum = stream.finish()
+            if file.revision is None:
+                file.bytes, file.checksum = stream.finish()
+            elif isinstance(stream, ByteStream) and file.kind != "parquet":
+                stream.check_size(file.bytes)
         file.chunks = index - first
         if not file.chunks:
             raise InputError(
                 f"{file.path} has no records ({file.bytes:,} bytes); "
                 "leave the file out, or see whether it was written to the end"
             )
+
+
+def _open(file: SourceFile) -> ByteStream | RowStream:
+    if file.data is not None:
+        return RowStream(file.path, file.data)
+    return ByteStream(file.path, file.compression)
+
+
+def digest(file: SourceFile) -> tuple[int, str]:
+    """Bytes and checksum of a source as it is now, as the walk gives them."""
+    if file.revision is not None:
+        return file.bytes, file.checksum
+    with _open(file) as stream:
+        if isinstance(stream, RowStream):
+            for _ in stream.batches():
+                pass
+        return stream.finish()
 
 
 def read_chunk(chunk: Chunk) -> Records:

@@ -1,0 +1,98 @@
+"""Folders as `datasets.Dataset.save_to_disk` writes them, read with pyarrow alone.
+
+state.json lists the Arrow files in the order of the rows; a folder of splits has dataset_dict.json and such
+a folder for each. `datasets` itself is never loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from padless.packer.errors import InputError
+from padless.packer.sources.hub_data import choose_split
+
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+DECODED = frozenset({"Image", "Audio", "Video", "Pdf", "Nifti", "Mesh"})
+"""Types of `datasets` whose values are files to be decoded."""
+
+
+def is_saved(folder: str) -> bool:
+    """Whether the folder is one of `save_to_disk`, or meant to be."""
+    names = set(os.listdir(folder))
+    arrow = any(name.endswith(".arrow") for name in names)
+    return SPLITS in names or (INFO in names and (STATE in names or arrow))
+
+
+def saved_files(folder: str, split: str | None, *, is_eval: bool) -> list[str]:
+    """The Arrow files of a saved data set, or of one split of several, in the order of their rows.
+
+    Raises InputError where the folder is not whole, rearranged by indices, or holds what must be decoded.
+    """
+    if os.path.isfile(os.path.join(folder, SPLITS)):
+        names = _read(folder, SPLITS).get("splits")
+        if not isinstance(names, list) or not all(_is_name(name) for name in names):
+            raise InputError(f"{folder}/{SPLITS} does not list its splits; save it again")
+        folder = os.path.join(folder, choose_split(names, split, folder, is_eval))
+    elif split:
+        raise InputError(f"{folder} holds one data set without splits, so --split {split} does not apply")
+    state = _read(folder, STATE)
+    if any(state.get(key) for key in ("_indices_data_files", "_indices_files")):
+        raise InputError(
+            f"{folder} was saved with an order of rows beside it (by an older version of datasets): load it, "
+            "call .flatten_indices(), and save it again"
+        )
+    files = state.get("_data_files")
+    listed = [item.get("filename") if isinstance(item, dict) else None for item in files or ()]
+    if not listed or not all(_is_name(name) for name in listed):
+        raise InputError(
+            f"{folder}/{STATE} lists no Arrow files (_data_files): it is no folder of save_to_disk, or of a "
+            "version that padless does not know; save it as Parquet, or name the files"
+        )
+    refuse_decoded(_read(folder, INFO).get("features") or {}, folder)
+    return [os.path.join(folder, str(name)) for name in listed]
+
+
+def refuse_decoded(features: Mapping[str, Any], where: str) -> None:
+    """InputError where a column's type, as `datasets` spells it in JSON, is decoded when it is read."""
+    for name, feature in features.items():
+        kind = _decoded(feature)
+        if kind:
+            raise InputError(
+                f"{where}: column {name!r} holds {kind} data, which padless does not read; leave it out "
+                f"(.remove_columns({name!r})) if the rest is to be packed without it"
+            )
+
+
+def _decoded(feature: Any) -> str | None:
+    if isinstance(feature, Mapping):
+        if feature.get("_type") in DECODED:
+            return str(feature["_type"])
+        return next((kind for item in feature.values() if (kind := _decoded(item))), None)
+    if isinstance(feature, list):
+        return next((kind for item in feature if (kind := _decoded(item))), None)
+    return None
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it is a name within its folder, and no path out of it."""
+    return isinstance(value, str) and os.path.basename(value) == value and value not in ("", ".", "..")
+
+
+def _read(folder: str, name: str) -> dict[str, Any]:
+    path = os.path.join(folder, name)
+    try:
+        with open(path, "rb") as file:
+            content = json.load(file)
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} looks like a folder of save_to_disk but has no {name}: it was not saved to the end, "
+            "or is a cache of datasets; save it again, or name its Arrow files themselves"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{path} is broken ({error}); save the data set again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is broken (no object); save the data set again")
+    return content

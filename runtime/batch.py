@@ -76,7 +76,7 @@ class PackBatch:
             else:
                 fields[name] = values[offsets.item(row) : offsets.item(row + 1)]
         for name in self.extra_levels:
-            extras[name] = self._cell(name, row)
+            extras[name] = self.cell(name, row)
         if "labels" not in fields:
             fields["labels"] = derived_labels(fields["input_ids"], fields["seq_lengths"])
         return Pack(**fields, extras=extras, extra_levels=self.extra_levels)
@@ -97,11 +97,12 @@ class PackBatch:
             return self.flat("labels")
         return derived_labels(self.flat("input_ids"), self.flat("seq_lengths"))
 
-    def _cell(self, name: str, row: int) -> Any:
-        if name not in self.offsets:
+    def cell(self, name: str, row: int) -> Any:
+        """One pack's part of a column: a view, or at pack level the value."""
+        offsets = self.offsets.get(name)
+        if offsets is None:
             return self.values[name][row]
-        offsets = self.offsets[name]
-        return self.values[name][offsets[row] : offsets[row + 1]]
+        return self.values[name][offsets.item(row) : offsets.item(row + 1)]
 
 
 def open_batch(

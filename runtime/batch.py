@@ -60,6 +60,12 @@ class PackBatch:
                 self.offsets[column.name] = to_numpy(array.offsets)
                 array = array.values
             self.values[column.name] = to_numpy(array)
+        self.lists = [
+            (self.values[name], self.offsets[name])
+            for name in ("input_ids", "seq_lengths", "sequence_ids", "labels")
+            if name in self.offsets
+        ]
+        """Values and offsets of these columns in this order; the last may be left out."""
         self._own = [
             (column.name, self.values[column.name], self.offsets.get(column.name))
             for column in columns
@@ -76,7 +82,7 @@ class PackBatch:
             else:
                 fields[name] = values[offsets.item(row) : offsets.item(row + 1)]
         for name in self.extra_levels:
-            extras[name] = self.cell(name, row)
+            extras[name] = self._cell(name, row)
         if "labels" not in fields:
             fields["labels"] = derived_labels(fields["input_ids"], fields["seq_lengths"])
         return Pack(**fields, extras=extras, extra_levels=self.extra_levels)
@@ -97,7 +103,7 @@ class PackBatch:
             return self.flat("labels")
         return derived_labels(self.flat("input_ids"), self.flat("seq_lengths"))
 
-    def cell(self, name: str, row: int) -> Any:
+    def _cell(self, name: str, row: int) -> Any:
         """One pack's part of a column: a view, or at pack level the value."""
         offsets = self.offsets.get(name)
         if offsets is None:

@@ -66,22 +66,20 @@ def gather(reader: PackedReader, numbers: Sequence[int]) -> VarlenBatch:
     The reader has checked its record batches, so that a pack costs some slices here: no Pack is
     made and nothing is checked again. Further columns take the other way.
     """
-    ids, labels, lengths, sequence_ids = [], [], [], []
+    lists: tuple[list[Array], ...] = ([], [], [], [])
     num_targets = longest = tokens = 0
     for number in numbers:
         batch, row = reader.place(number)
         if batch.extra_levels:
             return collate([reader[number] for number in numbers])
-        ids.append(batch.cell("input_ids", row))
-        if "labels" in batch.values:
-            labels.append(batch.cell("labels", row))
-        lengths.append(batch.cell("seq_lengths", row))
-        sequence_ids.append(batch.cell("sequence_ids", row))
+        for cells, (values, offsets) in zip(lists, batch.lists, strict=False):
+            cells.append(values[offsets.item(row) : offsets.item(row + 1)])
         num_targets += batch.values["num_targets"].item(row)
         longest = max(longest, batch.values["max_seqlen"].item(row))
-        tokens += len(ids[-1])
+        tokens += len(lists[0][-1])
     if not 0 < tokens <= _MAX_TOKENS:
         return collate([reader[number] for number in numbers])
+    ids, lengths, sequence_ids, labels = lists
     return _assemble(
         ids=ids,
         labels=labels,
@@ -234,7 +232,7 @@ def _extras(packs: Sequence[Pack]) -> dict[str, Any]:
 
 
 def _fill(row: Array, arrays: Sequence[Array]) -> None:
-    """Write arrays behind each other into a row that is as long as all of them."""
+    """Write arrays behind each other into a row of int64 that is as long as all of them."""
     if len(arrays) == 1:
         row[:] = arrays[0]
     else:

@@ -392,6 +392,7 @@ def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed
 
 
 def test_two_processes_end_in_the_same_number_of_steps(packed: Path) -> None:
+    """BR-026, BR-133, BR-134, BR-137: and both divide by the targets of both."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -404,10 +405,13 @@ def test_two_processes_end_in_the_same_number_of_steps(packed: Path) -> None:
     for process in processes:
         process.start()
     try:
-        by_rank = dict(results.get(timeout=60) for _ in processes)
+        found = dict(results.get(timeout=60) for _ in processes)
     finally:
         for process in processes:
             process.join(10)
             process.kill()
+    by_rank = {rank: seen for rank, (seen, _) in found.items()}
+    for mine, theirs in zip(found[0][1], found[1][1], strict=True):
+        assert mine[1] == theirs[1] == max(1, mine[0] + theirs[0]), "both ranks divide by the same targets"
     assert len(by_rank[0]) == len(by_rank[1]) == 5 * (5 + 6)
     assert not any(set(mine) & set(theirs) for mine, theirs in zip(by_rank[0], by_rank[1], strict=True))

@@ -60,6 +60,12 @@ class PackBatch:
                 self.offsets[column.name] = to_numpy(array.offsets)
                 array = array.values
             self.values[column.name] = to_numpy(array)
+        self.lists = [
+            (self.values[name], self.offsets[name])
+            for name in ("input_ids", "seq_lengths", "sequence_ids", "labels")
+            if name in self.offsets
+        ]
+        """Values and offsets of these columns in this order; the last may be left out."""
         self._own = [
             (column.name, self.values[column.name], self.offsets.get(column.name))
             for column in columns
@@ -98,10 +104,11 @@ class PackBatch:
         return derived_labels(self.flat("input_ids"), self.flat("seq_lengths"))
 
     def _cell(self, name: str, row: int) -> Any:
-        if name not in self.offsets:
+        """One pack's part of a column: a view, or at pack level the value."""
+        offsets = self.offsets.get(name)
+        if offsets is None:
             return self.values[name][row]
-        offsets = self.offsets[name]
-        return self.values[name][offsets[row] : offsets[row + 1]]
+        return self.values[name][offsets.item(row) : offsets.item(row + 1)]
 
 
 def open_batch(

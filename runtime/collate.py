@@ -22,10 +22,11 @@ from padless.runtime.arrays import Array
 from padless.runtime.batch import Pack, derived_labels
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.reader import PackedReader
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo
 from padless.runtime.varlen_batch import VarlenBatch
 
-__all__ = ["VarlenBatch", "collate", "pack_from_row"]
+__all__ = ["VarlenBatch", "collate", "gather", "pack_from_row"]
 
 
 _MAX_TOKENS = 2**31 - 1
@@ -44,42 +45,91 @@ def collate(packs: Sequence[Pack | Mapping[str, Any]], *, columns: Iterable[Colu
         raise CollateError("there are no packs to collate; give at least one")
     levels = {column.name: column.level for column in columns}
     chosen = [pack if isinstance(pack, Pack) else pack_from_row(pack, levels) for pack in packs]
-    lengths = _join([pack.seq_lengths for pack in chosen], np.int64)
-    tokens = sum(len(pack.input_ids) for pack in chosen)
-    ends = lengths.cumsum()
-    _check(chosen, lengths, ends, tokens)
-    boundaries = np.zeros(len(lengths) + 1, dtype=np.int32)
-    boundaries[1:] = ends
-    starts = ends - lengths
-    # One block for all that is as long as the tokens, in sizes that come again: otherwise the
-    # allocator gives memory back to the system with every batch, and new pages cost several times
-    # what it takes to fill them (8 packs of 8,192 tokens: 190 page faults and 1 ms, now none).
-    size = 3 * tokens + (tokens + 1) // 2
-    block = np.empty(-(-size // _BLOCK) * _BLOCK, dtype=np.int64)
-    ids, labels, positions = block[: 3 * tokens].reshape(3, 1, tokens)
-    numbers = block[3 * tokens :].view(np.int32)[:tokens].reshape(1, tokens)
-    _fill(ids[0], [pack.input_ids for pack in chosen])
-    _fill(labels[0], [pack.labels for pack in chosen])
-    labels[0, starts] = IGNORE_INDEX
-    np.subtract(_counting(tokens), np.repeat(starts, lengths), out=positions[0])
-    numbers[0] = np.repeat(_counting(len(lengths)).astype(np.int32), lengths)
-    cu_seq_lens = torch.from_numpy(boundaries)
-    longest = int(lengths.max())
-    batch = VarlenBatch(
-        input_ids=torch.from_numpy(ids),
-        labels=torch.from_numpy(labels),
-        position_ids=torch.from_numpy(positions),
-        cu_seq_lens_q=cu_seq_lens,
-        cu_seq_lens_k=cu_seq_lens,
-        max_length_q=longest,
-        max_length_k=longest,
-        seq_idx=torch.from_numpy(numbers),
-        sequence_ids=torch.from_numpy(_join([pack.sequence_ids for pack in chosen], np.int64)),
+    lengths = _join([pack.seq_lengths for pack in chosen])
+    _check(chosen, lengths)
+    batch = _assemble(
+        ids=[pack.input_ids for pack in chosen],
+        labels=[pack.labels for pack in chosen],
+        lengths=lengths,
+        sequence_ids=[pack.sequence_ids for pack in chosen],
+        longest=int(lengths.max()),
         num_targets=sum(pack.num_targets for pack in chosen),
     )
     if chosen[0].extras or len(chosen) > 1:
         batch.update(_extras(chosen))
     return batch
+
+
+def gather(reader: PackedReader, numbers: Sequence[int]) -> VarlenBatch:
+    """`collate([reader[number] for number in numbers])`, straight from the columns.
+
+    The reader has checked its record batches, so that a pack costs some slices here: no Pack is
+    made and nothing is checked again. Further columns take the other way.
+    """
+    lists: tuple[list[Array], ...] = ([], [], [], [])
+    num_targets = longest = tokens = 0
+    for number in numbers:
+        batch, row = reader.place(number)
+        if batch.extra_levels:
+            return collate([reader[number] for number in numbers])
+        for cells, (values, offsets) in zip(lists, batch.lists, strict=False):
+            cells.append(values[offsets.item(row) : offsets.item(row + 1)])
+        num_targets += batch.values["num_targets"].item(row)
+        longest = max(longest, batch.values["max_seqlen"].item(row))
+        tokens += len(lists[0][-1])
+    if not 0 < tokens <= _MAX_TOKENS:
+        return collate([reader[number] for number in numbers])
+    ids, lengths, sequence_ids, labels = lists
+    return _assemble(
+        ids=ids,
+        labels=labels,
+        lengths=_join(lengths),
+        sequence_ids=sequence_ids,
+        longest=longest,
+        num_targets=num_targets,
+    )
+
+
+def _assemble(
+    *,
+    ids: Sequence[Array],
+    labels: Sequence[Array],
+    lengths: Array,
+    sequence_ids: Sequence[Array],
+    longest: int,
+    num_targets: int,
+) -> VarlenBatch:
+    """The batch of packs whose boundaries are right; no labels are the ids but for the starts."""
+    ends = lengths.cumsum()
+    starts = ends - lengths
+    tokens, sequences = ends.item(-1), len(lengths)
+    boundaries = np.zeros(sequences + 1, dtype=np.int32)
+    boundaries[1:] = ends
+    # One block for all that is as long as the tokens, in sizes that come again: otherwise the
+    # allocator gives memory back to the system with every batch, and new pages cost several times
+    # what it takes to fill them (8 packs of 8,192 tokens: 190 page faults and 1 ms, now none).
+    size = 3 * tokens + (tokens + 1) // 2
+    block = np.empty(-(-size // _BLOCK) * _BLOCK, dtype=np.int64)
+    input_ids, all_labels, position_ids = block[: 3 * tokens].reshape(3, 1, tokens)
+    seq_idx = block[3 * tokens :].view(np.int32)[:tokens].reshape(1, tokens)
+    _fill(input_ids[0], ids)
+    _fill(all_labels[0], labels or [input_ids[0]])
+    all_labels[0, starts] = IGNORE_INDEX
+    np.subtract(_counting(tokens), starts.repeat(lengths), out=position_ids[0])
+    seq_idx[0] = np.arange(sequences, dtype=np.int32).repeat(lengths)
+    cu_seq_lens = torch.from_numpy(boundaries)
+    return VarlenBatch(
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(all_labels),
+        position_ids=torch.from_numpy(position_ids),
+        cu_seq_lens_q=cu_seq_lens,
+        cu_seq_lens_k=cu_seq_lens,
+        max_length_q=longest,
+        max_length_k=longest,
+        seq_idx=torch.from_numpy(seq_idx),
+        sequence_ids=torch.from_numpy(_join(sequence_ids)),
+        num_targets=num_targets,
+    )
 
 
 def pack_from_row(row: Mapping[str, Any], levels: Mapping[str, str]) -> Pack:
@@ -124,8 +174,10 @@ def pack_from_row(row: Mapping[str, Any], levels: Mapping[str, str]) -> Pack:
     )
 
 
-def _check(packs: Sequence[Pack], lengths: Array, ends: Array, tokens: int) -> None:
+def _check(packs: Sequence[Pack], lengths: Array) -> None:
     """See that every pack ends where its lengths say, with labels and numbers of the same count."""
+    tokens = sum(len(pack.input_ids) for pack in packs)
+    ends = lengths.cumsum()
     if not len(lengths) or lengths.min() < 1:
         raise CollateError(f"seq_lengths {_few(lengths)} hold an empty sequence; each has at least 1 token")
     if tokens > _MAX_TOKENS:
@@ -180,7 +232,7 @@ def _extras(packs: Sequence[Pack]) -> dict[str, Any]:
 
 
 def _fill(row: Array, arrays: Sequence[Array]) -> None:
-    """Write arrays behind each other into a row that is as long as all of them."""
+    """Write arrays behind each other into a row of int64 that is as long as all of them."""
     if len(arrays) == 1:
         row[:] = arrays[0]
     else:
@@ -196,9 +248,9 @@ def _counting(count: int) -> Array:
     return _count_up[:count]
 
 
-def _join(arrays: Sequence[Array], dtype: type[np.int64]) -> Array:
-    """Arrays behind each other, in memory of their own."""
-    return arrays[0].astype(dtype) if len(arrays) == 1 else np.concatenate(arrays, dtype=dtype)
+def _join(arrays: Sequence[Array]) -> Array:
+    """Arrays behind each other as int64, in memory of their own."""
+    return arrays[0].astype(np.int64) if len(arrays) == 1 else np.concatenate(arrays, dtype=np.int64)
 
 
 def _few(values: Array) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 WINDOW = 256
 """Packs that are balanced among themselves: wide enough for like costs, narrow enough to stay shuffled."""
+_NONE: Numbers = np.empty(0, dtype=np.int64)
 _ROUNDS = 4
 _LINEAR_COST = 24_576
 
@@ -34,7 +35,7 @@ class Position:
 
     epoch: int
     taken: int = 0
-    left: Numbers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    left: Numbers = field(default_factory=lambda: _NONE)
     """Packs of the current window that are still to come, in the order in which they will."""
     group: int = 0
     """Packs a step for which `left` was put in order; with another number it is ordered anew."""

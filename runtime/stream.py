@@ -22,7 +22,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from padless.runtime.batch import Pack
-from padless.runtime.collate import collate
+from padless.runtime.collate import collate, gather
 from padless.runtime.dataset import PackedDataset, pack_costs, step_order
 from padless.runtime.errors import StreamError
 from padless.runtime.order import Position, idle_share
@@ -148,7 +148,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
                 break
             if number % workers == first:
                 mine = step[self.rank :: self.world_size]
-                batch = collate([self.reader[pack] for pack in mine]) if len(mine) else _without_targets()
+                batch = gather(self.reader, mine.tolist()) if len(mine) else _without_targets()
                 self._state = self._state.at(after, worker=(worker, workers))
                 if workers == 1:
                     self._end_epoch()

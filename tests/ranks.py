@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from padless.runtime.loss import step_targets
 from padless.runtime.stream import PackedStream
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -20,13 +22,51 @@ def train_rank(path: Path, rank: int, port: int, seeds: int, results: Any) -> No
     """Go through an epoch for each seed in step with the other rank; put what was seen."""
     address = f"tcp://127.0.0.1:{port}"
     torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    seen = []
+    seen, targets = [], []
     for seed in range(seeds):
         for balance, remainder in ((None, "drop"), ("attention", "pad")):
             stream = PackedStream(path, packs_per_batch=2, seed=seed, balance=balance, remainder=remainder)
             for batch in stream:
                 # A rank with one batch less would leave the other one waiting here.
-                torch.distributed.all_reduce(torch.ones(1))
+                targets.append((batch.num_targets, step_targets([batch])))
                 seen.append(numbers(batch))
-    results.put((rank, seen))
+    results.put((rank, (seen, targets)))
     torch.distributed.destroy_process_group()
+
+
+def use_trainer_rank(path: Path, out: Path, rank: int, port: int, results: Any) -> None:
+    """Train an epoch of a tiny model under Trainer as one of two ranks; put the batches it was given."""
+    names = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    os.environ.update({name: str(value) for name, value in names.items()})
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    from padless.runtime.collate import collate
+    from padless.runtime.dataset import PackedDataset
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+    seen: list[list[int]] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs["sequence_ids"].tolist())
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    arguments = TrainingArguments(
+        output_dir=str(out / str(rank)),
+        per_device_train_batch_size=2,
+        num_train_epochs=1,
+        dataloader_drop_last=True,
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    Trainer(model=model, args=arguments, train_dataset=PackedDataset(path), data_collator=collate).train()
+    results.put((rank, seen))

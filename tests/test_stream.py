@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import socket
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import Folder, count_up, write_folder
-from ranks import numbers, train_rank
+from ranks import numbers, train_rank, use_trainer_rank
 from torch.utils.data import DataLoader
 
 from padless.runtime import stream as stream_module
@@ -391,23 +392,39 @@ def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed
     assert 0 <= balanced < random / 2
 
 
-def test_two_processes_end_in_the_same_number_of_steps(packed: Path) -> None:
+def run_two(target: Callable[[int, int], tuple[Callable[..., None], tuple[Any, ...]]]) -> dict[int, Any]:
+    """What two spawned ranks put; `target` gives for rank and port a function and its arguments."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    processes = [
-        context.Process(target=train_rank, args=(packed, rank, port, 5, results), daemon=True)
-        for rank in (0, 1)
-    ]
-    for process in processes:
-        process.start()
+    processes = []
+    for rank in (0, 1):
+        function, arguments = target(rank, port)
+        processes.append(context.Process(target=function, args=(*arguments, results), daemon=True))
+        processes[-1].start()
     try:
-        by_rank = dict(results.get(timeout=60) for _ in processes)
+        return dict(results.get(timeout=120) for _ in processes)
     finally:
         for process in processes:
             process.join(10)
             process.kill()
+
+
+def test_two_processes_end_in_the_same_number_of_steps(packed: Path) -> None:
+    """BR-026, BR-133, BR-134, BR-137: and both divide by the targets of both."""
+    found = run_two(lambda rank, port: (train_rank, (packed, rank, port, 5)))
+    by_rank = {rank: seen for rank, (seen, _) in found.items()}
+    for mine, theirs in zip(found[0][1], found[1][1], strict=True):
+        assert mine[1] == theirs[1] == max(1, mine[0] + theirs[0]), "both ranks divide by the same targets"
     assert len(by_rank[0]) == len(by_rank[1]) == 5 * (5 + 6)
     assert not any(set(mine) & set(theirs) for mine, theirs in zip(by_rank[0], by_rank[1], strict=True))
+
+
+def test_trainer_with_two_processes_sees_every_pack_once(packed: Path, tmp_path: Path) -> None:
+    """BR-137: Trainer deals the packs of a PackedDataset to the ranks; 3 of 23 fill no step."""
+    seen = run_two(lambda rank, port: (use_trainer_rank, (packed, tmp_path, rank, port)))
+    assert len(seen[0]) == len(seen[1]) == PACKS // 4
+    packs = [number for rank in seen.values() for batch in rank for number in batch]
+    assert len(packs) == len(set(packs)) == PACKS // 4 * 4

@@ -13,6 +13,8 @@ the reference in rope_ref computes the same.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -119,10 +121,8 @@ def _rotate(
     """Turns without autograd's knowledge: by the kernel where it runs, else by the reference."""
     if q.is_cuda or (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         if q.dtype != torch.float64:
-            from .rope_triton import rotate
-
             new_q, new_k = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
-            rotate(q, k, new_q, new_k, given, inverse=inverse)
+            _kernel()(q, k, new_q, new_k, given, inverse=inverse)
             return new_q, new_k
     check_inputs(q, k, given)
     if in_place:
@@ -134,6 +134,14 @@ def _rotate(
             k.copy_(new_k)
         return q, k
     return new_q, new_k
+
+
+@cache
+def _kernel() -> Callable[..., None]:
+    """What launches the kernel; Triton is imported when one is first needed."""
+    from .rope_launch import rotate
+
+    return rotate
 
 
 class _RotateQK(torch.autograd.Function):

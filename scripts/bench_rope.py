@@ -20,7 +20,7 @@ import torch
 from bench_results import Results
 from torch import Tensor
 
-from padless.kernels import rope_triton
+from padless.kernels import rope_launch
 from padless.kernels.rope import rope_qk, rope_qk_
 from padless.kernels.rope_inputs import RopeInputs
 from padless.kernels.rope_ref import rotate_ref
@@ -209,14 +209,14 @@ def bench(case: tuple[int, int, int, int], results: Results, *, tiles: bool) -> 
     for one in sets:
         one.copies = []
     if tiles:
-        usual = rope_triton.tile_for
+        usual = rope_launch.tile_for
         for tile in TILES:
-            rope_triton.tile_for = lambda *_, tile=tile: rope_triton.Tile(*tile)
-            rope_triton._LAUNCHES.clear()
+            rope_launch.tile_for = lambda *_, tile=tile: rope_launch.Tile(*tile)
+            rope_launch._LAUNCHES.clear()
             took = time_graph(arms_for(shared)["padless cu_seqlens"], sets)
             results.add(name, "padless tile {}x{} {} warps".format(*tile), "of copy", ceiling / took, "share")
-        rope_triton.tile_for = usual
-        rope_triton._LAUNCHES.clear()
+        rope_launch.tile_for = usual
+        rope_launch._LAUNCHES.clear()
         return
     for arm, call in arms_for(shared).items():
         if tokens > 131_072 and arm.startswith("HF"):

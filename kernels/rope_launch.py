@@ -1,0 +1,209 @@
+"""The path to the rotary kernel's launch, which at 2,048 tokens would take longer than the kernel.
+
+What depends on shapes, strides and types alone is worked out once and kept: the checks, the tile, the
+compiled kernel. A later call makes a key, looks it up and hands addresses to Triton's own launcher,
+past its binder and its look at every tensor. The price: Triton's launch hooks (profilers of Triton's,
+not torch's) see the first launch of a kind only.
+"""
+
+# Triton's kernels have no types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from .rope_inputs import DTYPES, RopeInputs, check_apart, check_inputs, span
+from .rope_tiles import CU_SEQLENS, GATHERED, INDEX, POSITION_IDS
+from .rope_triton import rope_kernel
+
+MAX_KEPT = 4096
+"""Launches remembered before starting over: packed rows come in many lengths."""
+
+
+class Tile(NamedTuple):
+    """How much one program turns."""
+
+    tokens: int
+    heads: int
+    warps: int
+
+
+def tile_for(q_heads: int, k_heads: int, head_dim: int) -> Tile:
+    """Two warps and 1,024 elements where a token's heads lie in a row of that size, otherwise 2,048.
+
+    Measured on an H200 over 40 tiles at 32/8 heads of 128 and 14/2 of 64. Heads are a power of two that
+    divides both counts, where there is one: what a tile has beyond the last head is idle.
+    """
+    common = (q_heads | k_heads) & -(q_heads | k_heads)
+    heads = min(8, common if common > 1 else triton.next_power_of_2(max(q_heads, k_heads)))
+    per_token = heads * triton.next_power_of_2(head_dim)
+    return Tile(1 if per_token >= 1024 else min(16, 2048 // per_token), heads, 2)
+
+
+class Launch(NamedTuple):
+    """What one combination of shapes, strides and types needs to be launched again."""
+
+    run: Any
+    kernel: Any
+    grid: tuple[int, int, int]
+    numbers: tuple[Any, ...]
+    """All arguments after search_steps, in the kernel's order."""
+    tokens: int
+    length: int
+    reach: int
+    """Bytes that q or k spans, the larger: further apart they cannot overlap."""
+
+
+_LAUNCHES: dict[tuple[Any, ...], Launch] = {}
+_APART: set[tuple[Any, ...]] = set()
+"""Distances in bytes from q to k, with their shapes and strides, that were found free of overlap."""
+
+
+def key_of(q: Tensor, k: Tensor, given: RopeInputs) -> tuple[Any, ...]:
+    """All that checks and compilation look at, addresses apart."""
+    cos, sin, ids, bounds, axes, rotary_dim, interleaved = given
+    return (
+        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device,
+        cos.shape, cos.stride(), cos.dtype, cos.device, sin.shape, sin.stride(), sin.dtype, sin.device,
+        None if ids is None else (ids.shape, ids.stride(), ids.dtype, ids.device),
+        None if bounds is None else (bounds.dtype, bounds.ndim, bounds.stride(), bounds.device),
+        None if axes is None else (axes.shape, axes.dtype, axes.device),
+        rotary_dim, interleaved,
+    )  # fmt: skip
+
+
+def alignment(*addresses: int) -> tuple[int, ...] | None:
+    """Triton compiles apart for each address that is no multiple of 16; None where all are."""
+    together = 0
+    for address in addresses:
+        together |= address
+    return None if together & 15 == 0 else tuple(address & 15 for address in addresses)
+
+
+def rotate(
+    q: Tensor, k: Tensor, new_q: Tensor, new_k: Tensor, given: RopeInputs, *, inverse: bool = False
+) -> None:
+    """q and k [B, T, H, D], turned, into new_q and new_k, which may be q and k; checks on first sight."""
+    device = q.get_device()
+    if device >= 0 and device != torch._C._cuda_getDevice():
+        with torch.cuda.device(q.device):
+            return rotate(q, k, new_q, new_k, given, inverse=inverse)
+    cos, sin, ids, bounds, axes, _, _ = given
+    in_place = new_q is q
+    positions = ids if ids is not None else bounds if bounds is not None else cos
+    axes = axes if axes is not None else cos
+    pointers = (
+        q.data_ptr(), k.data_ptr(), new_q.data_ptr(), new_k.data_ptr(),
+        cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), axes.data_ptr(),
+    )  # fmt: skip
+    shapes = key_of(q, k, given)
+    new_strides = None if in_place else (new_q.stride(), new_k.stride())
+    key = (shapes, inverse, new_strides, alignment(*pointers))
+    launch = _LAUNCHES.get(key)
+    apart = pointers[1] - pointers[0]
+    if in_place and (launch is None or -launch.reach < apart < launch.reach):
+        # Only neighbours in memory can overlap, and those of a fused projection always lie alike.
+        neighbours = (apart, shapes[:5])
+        if neighbours not in _APART:
+            check_apart(q, k)
+            _APART.add(neighbours)
+    sequences = 0 if bounds is None else bounds.shape[0] - 1
+    if launch is None or (bounds is not None and sequences < 1):
+        check_inputs(q, k, given)
+        _launch_first(key, q, k, new_q, new_k, given, inverse, sequences)
+        return
+    launch.run(
+        *launch.grid, torch._C._cuda_getCurrentRawStream(device), launch.kernel.function,
+        launch.kernel.packed_metadata, None, None, None, *pointers, launch.tokens, launch.length, cos.shape[0],
+        sequences, sequences.bit_length() + 1, *launch.numbers,
+    )  # fmt: skip
+
+
+def check_types(q: Tensor, given: RopeInputs) -> None:
+    """What the kernels ask beyond what the reference does: TypeError, ValueError."""
+    if q.dtype not in DTYPES:
+        raise TypeError(f"q and k are {q.dtype}; the kernel takes {', '.join(str(d) for d in DTYPES)}")
+    cos, sin = given.cos.stride(), given.sin.stride()
+    if cos != sin:
+        raise ValueError(f"cos and sin have strides {cos} and {sin}; they must be the same")
+
+
+def source_of(given: RopeInputs) -> tuple[int, tuple[int, ...]]:
+    """Where rows of cos and sin are found, and the strides cos_b to position_t of the kernels."""
+    cos, ids, axes = given.cos, given.position_ids, given.frequency_axes
+    if cos.ndim == 3:
+        return GATHERED.value, (cos.stride(0) if cos.shape[0] > 1 else 0, *cos.stride()[1:], 0, 0, 0)
+    table = (0, *cos.stride())
+    if ids is not None:
+        flat = ids.ndim - (axes is not None) == 1
+        per_row = 0 if flat or ids.shape[-2] == 1 else ids.stride(-2)
+        return POSITION_IDS.value, (
+            *table, ids.stride(0) if axes is not None else 0, per_row, ids.stride(-1),
+        )  # fmt: skip
+    return (INDEX if given.cu_seqlens is None else CU_SEQLENS).value, (*table, 0, 0, 0)
+
+
+def is_long(tokens: int, *touched: Tensor | None) -> bool:
+    """Whether an offset into one of the tensors, or a token's number, needs more than 32 bits."""
+    return tokens + 64 >= 2**31 or max(span(x) for x in touched if x is not None) >= 2**31
+
+
+def _launch_first(
+    key: tuple[Any, ...],
+    q: Tensor,
+    k: Tensor,
+    new_q: Tensor,
+    new_k: Tensor,
+    given: RopeInputs,
+    inverse: bool,
+    sequences: int,
+) -> None:
+    """Launches through Triton, which compiles where it must, and keeps what came of it."""
+    cos, sin, ids, bounds, axes, rotary_dim, interleaved = given
+    check_types(q, given)
+    batch, length, q_heads, head_dim = q.shape
+    tokens, k_heads = batch * length, k.shape[2]
+    if tokens == 0 or head_dim == 0:
+        return
+    source, row_strides = source_of(given)
+    tile = tile_for(q_heads, k_heads, head_dim)
+    blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
+    grid = (-(-tokens // tile.tokens) * blocks, 1, 1)
+    half = rotary_dim // 2
+    constants = {
+        "Q_HEADS": q_heads,
+        "K_HEADS": k_heads,
+        "HALF": half,
+        "HEAD_DIM": head_dim,
+        "SOURCE": source,
+        "AXES": axes is not None,
+        "INTERLEAVED": interleaved,
+        "INVERSE": inverse,
+        "IN_PLACE": new_q is q,
+        "LONG_INDEXING": is_long(tokens, q, k, new_q, new_k, cos, ids),
+        "BLOCK_T": tile.tokens,
+        "BLOCK_H": tile.heads,
+        "BLOCK_HALF": triton.next_power_of_2(half),
+        "BLOCK_REST": triton.next_power_of_2(max(1, head_dim - rotary_dim)),
+    }
+    strides = (*q.stride(), *k.stride(), *new_q.stride(), *new_k.stride(), *row_strides)
+    positions = ids if ids is not None else bounds if bounds is not None else cos
+    # Without fused multiply-add the kernel rounds as PyTorch does, and memory is the limit anyway.
+    kernel = rope_kernel[grid](
+        q, k, new_q, new_k, cos, sin, positions, axes if axes is not None else cos,
+        tokens, length, cos.shape[0], sequences, sequences.bit_length() + 1, *strides, **constants,
+        num_warps=tile.warps, enable_fp_fusion=False,
+    )  # fmt: skip
+    if kernel is None:  # the interpreter compiles nothing
+        return
+    if len(_LAUNCHES) >= MAX_KEPT:
+        _LAUNCHES.clear()
+        _APART.clear()
+    reach = max(span(q), span(k)) * q.element_size()
+    numbers = (*strides, *constants.values())
+    _LAUNCHES[key] = Launch(kernel.run, kernel, grid, numbers, tokens, length, reach)

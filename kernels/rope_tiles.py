@@ -1,0 +1,145 @@
+"""What rotary kernels share: a tile's rows of cos and sin, and its pairs, loaded and stored.
+
+Where positions come from and how pairs lie in a head is decided at compile time, here alone, so that
+each kernel has all the variants. Importing this module imports Triton.
+"""
+
+# Triton's decorators and kernels have no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Where a token's row of cos and sin is found.
+INDEX, POSITION_IDS, CU_SEQLENS, GATHERED = (tl.constexpr(source) for source in range(4))
+
+
+@triton.jit
+def load_rows(
+    cos,
+    sin,
+    positions,
+    axes,
+    flat,
+    row,
+    token,
+    live,
+    table_rows,
+    sequences,
+    search_steps,
+    cos_b,
+    cos_t,
+    cos_d,
+    position_a,
+    position_b,
+    position_t,
+    HALF: tl.constexpr,
+    SOURCE: tl.constexpr,
+    AXES: tl.constexpr,
+    INVERSE: tl.constexpr,
+    LONG_INDEXING: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """cos and sin of the tokens, [tokens, 1, pairs] in float32; NaN for a position that the table lacks."""
+    lane = tl.arange(0, BLOCK_HALF)
+    known = live[:, None] & (lane < HALF)[None, :]
+    if SOURCE == GATHERED:
+        place = (row * cos_b + token * cos_t)[:, None]
+        found = known
+    else:
+        if AXES:
+            axis = tl.load(axes + lane, mask=lane < HALF, other=0)
+            ids = positions + (row * position_b + token * position_t)[:, None] + (axis * position_a)[None, :]
+            at = tl.load(ids, mask=known, other=0)
+        elif SOURCE == POSITION_IDS:
+            ids = positions + row * position_b + token * position_t
+            at = tl.load(ids, mask=live, other=0)[:, None]
+        elif SOURCE == CU_SEQLENS:
+            # The last boundary at or before each token, by bisection: log2(N) loads that hit the cache.
+            low = tl.full((BLOCK_T,), 0, tl.int32)
+            high = low + sequences
+            for _ in range(search_steps):
+                middle = (low + high + 1) // 2
+                before = tl.load(positions + middle) <= flat
+                low = tl.where(before, middle, low)
+                high = tl.where(before, high, middle - 1)
+            at = (flat - tl.load(positions + low))[:, None]
+        else:
+            at = token[:, None]
+        # A position that the table lacks gives NaN, not what lies behind the table.
+        found = known & (at >= 0) & (at < table_rows)
+        if LONG_INDEXING:
+            at = at.to(tl.int64)
+        else:
+            at = at.to(tl.int32)
+        place = at * cos_t
+    c = tl.load(cos + place + (lane * cos_d)[None, :], mask=found, other=float("nan")).to(tl.float32)
+    s = tl.load(sin + place + (lane * cos_d)[None, :], mask=found, other=float("nan")).to(tl.float32)
+    if INVERSE:
+        s = -s
+    return c[:, None, :], s[:, None, :]
+
+
+@triton.jit
+def load_pairs(
+    source,
+    mask,
+    x_d,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    LONG_INDEXING: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """Both sides of each pair, [tokens, heads, pairs] in float32; 0 where there is nothing."""
+    if INTERLEAVED:
+        lane = tl.arange(0, 2 * BLOCK_HALF)
+        inside = mask & (lane < 2 * HALF)[None, None, :]
+        if LONG_INDEXING:
+            lane = lane.to(tl.int64)
+        pairs = tl.load(source + (lane * x_d)[None, None, :], mask=inside, other=0.0)
+        a, b = tl.split(tl.reshape(pairs, (BLOCK_T, BLOCK_H, BLOCK_HALF, 2)).to(tl.float32))
+    else:
+        lane = tl.arange(0, BLOCK_HALF)
+        inside = mask & (lane < HALF)[None, None, :]
+        if LONG_INDEXING:
+            lane = lane.to(tl.int64)
+        a = tl.load(source + (lane * x_d)[None, None, :], mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(source + ((lane + HALF) * x_d)[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    return a, b
+
+
+@triton.jit
+def store_pairs(
+    target,
+    mask,
+    y_d,
+    a,
+    b,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    LONG_INDEXING: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """What load_pairs loads, back, rounded once."""
+    dtype = target.dtype.element_ty
+    if INTERLEAVED:
+        lane = tl.arange(0, 2 * BLOCK_HALF)
+        inside = mask & (lane < 2 * HALF)[None, None, :]
+        if LONG_INDEXING:
+            lane = lane.to(tl.int64)
+        pairs = tl.reshape(tl.join(a, b), (BLOCK_T, BLOCK_H, 2 * BLOCK_HALF))
+        tl.store(target + (lane * y_d)[None, None, :], pairs.to(dtype), mask=inside)
+    else:
+        lane = tl.arange(0, BLOCK_HALF)
+        inside = mask & (lane < HALF)[None, None, :]
+        if LONG_INDEXING:
+            lane = lane.to(tl.int64)
+        tl.store(target + (lane * y_d)[None, None, :], a.to(dtype), mask=inside)
+        tl.store(target + ((lane + HALF) * y_d)[None, None, :], b.to(dtype), mask=inside)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .rope_inputs import RopeInputs, check_apart, check_inputs, rotary_dim_of
+from .rope_inputs import RopeInputs, check_apart, check_inputs, check_length, rotary_dim_of
 from .rope_ref import rotate_ref
 
 
@@ -58,8 +58,7 @@ def rope_qk(
     given = RopeInputs(
         cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim_of(cos, rotary_dim), interleaved
     )
-    if max_seqlen is not None and cos.ndim == 2 and max_seqlen > cos.shape[0]:
-        raise ValueError(f"max_seqlen is {max_seqlen} and the table has {cos.shape[0]} rows; make it longer")
+    check_length(cos, max_seqlen)
     if q.ndim == 3 and k.ndim == 3:
         new_q, new_k = _apply(q[None], k[None], given, in_place=False)
         return new_q[0], new_k[0]
@@ -90,8 +89,7 @@ def rope_qk_(
     given = RopeInputs(
         cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim_of(cos, rotary_dim), interleaved
     )
-    if max_seqlen is not None and cos.ndim == 2 and max_seqlen > cos.shape[0]:
-        raise ValueError(f"max_seqlen is {max_seqlen} and the table has {cos.shape[0]} rows; make it longer")
+    check_length(cos, max_seqlen)
     if q.ndim == 3 and k.ndim == 3:
         new_q, new_k = _apply(q[None], k[None], given, in_place=True)
         return (new_q[0], new_k[0]) if new_q.requires_grad or new_k.requires_grad else (q, k)
@@ -119,11 +117,10 @@ def _rotate(
     q: Tensor, k: Tensor, given: RopeInputs, *, inverse: bool, in_place: bool
 ) -> tuple[Tensor, Tensor]:
     """Turns without autograd's knowledge: by the kernel where it runs, else by the reference."""
-    if q.is_cuda or (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
-        if q.dtype != torch.float64:
-            new_q, new_k = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
-            _kernel()(q, k, new_q, new_k, given, inverse=inverse)
-            return new_q, new_k
+    if runs_kernel(q):
+        new_q, new_k = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
+        _kernel()(q, k, new_q, new_k, given, inverse=inverse)
+        return new_q, new_k
     check_inputs(q, k, given)
     if in_place:
         check_apart(q, k)
@@ -134,6 +131,13 @@ def _rotate(
             k.copy_(new_k)
         return q, k
     return new_q, new_k
+
+
+def runs_kernel(q: Tensor) -> bool:
+    """Whether Triton takes q: on a CUDA device, or by its interpreter; float64 is left to the reference."""
+    if q.dtype == torch.float64:
+        return False
+    return q.is_cuda or (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @cache
@@ -175,6 +179,12 @@ class _RotateQK(torch.autograd.Function):
         return grad_q, grad_k, None, None, None
 
 
+def lying_like(x: Tensor, new: Tensor) -> Tensor:
+    """`new` with the strides of torch.empty_like(x), which compiled programs were promised."""
+    promised = torch.empty_like(x, device="meta").stride()
+    return new if new.stride() == promised else torch.empty_like(x, dtype=new.dtype).copy_(new)
+
+
 @torch.library.custom_op("padless::rope_qk", mutates_args=())
 def _traced(
     q: Tensor,
@@ -190,7 +200,8 @@ def _traced(
 ) -> tuple[Tensor, Tensor]:
     """The rotation as one operator, for torch.compile; eager calls take the shorter way around it."""
     given = RopeInputs(cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim, interleaved)
-    return _rotate(q, k, given, inverse=inverse, in_place=False)
+    new_q, new_k = _rotate(q, k, given, inverse=inverse, in_place=False)
+    return lying_like(q, new_q), lying_like(k, new_k)
 
 
 @_traced.register_fake

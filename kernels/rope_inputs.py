@@ -40,6 +40,12 @@ def rotary_dim_of(cos: Tensor, rotary_dim: int | None) -> int:
     return cos.shape[-1] * 2 if cos.ndim == 2 else cos.shape[-1]
 
 
+def check_length(cos: Tensor, max_seqlen: int | None) -> None:
+    """Raises ValueError for a table too short for the longest sequence, where that is known."""
+    if max_seqlen is not None and cos.ndim == 2 and max_seqlen > cos.shape[0]:
+        raise ValueError(f"max_seqlen is {max_seqlen} and the table has {cos.shape[0]} rows; make it longer")
+
+
 def check_inputs(q: Tensor, k: Tensor, given: RopeInputs) -> None:
     """Raises ValueError or TypeError, naming shapes, for q, k [B, T, H, D] that cannot be turned so."""
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, cos {list(given.cos.shape)}"

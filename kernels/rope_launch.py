@@ -52,7 +52,7 @@ class Launch(NamedTuple):
     kernel: Any
     grid: tuple[int, int, int]
     numbers: tuple[Any, ...]
-    """All arguments after search_steps, in the kernel's order."""
+    """Arguments after the scalars, in the kernel's order: strides, then constants."""
     tokens: int
     length: int
     reach: int
@@ -117,10 +117,17 @@ def rotate(
         check_inputs(q, k, given)
         _launch_first(key, q, k, new_q, new_k, given, inverse, sequences)
         return
+    fire(
+        launch, device, pointers, launch.tokens, launch.length, cos.shape[0],
+        sequences, sequences.bit_length() + 1,
+    )  # fmt: skip
+
+
+def fire(launch: Launch, device: int, pointers: tuple[int, ...], *scalars: float) -> None:
+    """Launches again on the device's current stream; arguments in the kernel's order, constants last."""
     launch.run(
         *launch.grid, torch._C._cuda_getCurrentRawStream(device), launch.kernel.function,
-        launch.kernel.packed_metadata, None, None, None, *pointers, launch.tokens, launch.length, cos.shape[0],
-        sequences, sequences.bit_length() + 1, *launch.numbers,
+        launch.kernel.packed_metadata, None, None, None, *pointers, *scalars, *launch.numbers,
     )  # fmt: skip
 
 

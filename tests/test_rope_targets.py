@@ -17,32 +17,40 @@ COMPILE = """
 import sys
 import triton
 from triton.backends.compiler import GPUTarget
+from padless.kernels.qk_norm_rope_backward import norm_rope_backward_kernel
+from padless.kernels.qk_norm_rope_triton import norm_rope_kernel
 from padless.kernels.rope_triton import rope_kernel
 
 capability, dtype = int(sys.argv[1]), sys.argv[2]
-for source, interleaved, long_indexing in ((0, False, False), (2, True, True), (3, False, True)):
-    constants = dict(
-        Q_HEADS=14, K_HEADS=2, HALF=32, HEAD_DIM=80, SOURCE=source, AXES=False, INTERLEAVED=interleaved,
-        INVERSE=False, IN_PLACE=False, LONG_INDEXING=long_indexing,
-        BLOCK_T=4, BLOCK_H=8, BLOCK_HALF=32, BLOCK_REST=16,
-    )
-    pointers = {
-        **dict.fromkeys(("q", "k", "new_q", "new_k"), f"*{dtype}"),
-        **dict.fromkeys(("cos", "sin"), "*fp32"),
-        **dict.fromkeys(("positions", "axes"), "*i32"),
-    }
-    signature = {name: pointers.get(name, "i32") for name in rope_kernel.arg_names}
-    signature |= dict.fromkeys(constants, "constexpr")
-    source = triton.compiler.ASTSource(fn=rope_kernel, signature=signature, constexprs=constants)
-    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
-    assert kernel.asm["cubin"]
+for kernel, own in (
+    (rope_kernel, dict(INVERSE=False, IN_PLACE=False)),
+    (norm_rope_kernel, dict(PLUS_ONE=False, ROUNDED=True)),
+    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True)),
+):
+    for source, interleaved, long_indexing in ((0, False, False), (2, True, True), (3, False, True)):
+        constants = dict(
+            Q_HEADS=14, K_HEADS=2, HALF=32, HEAD_DIM=80, SOURCE=source, AXES=False, INTERLEAVED=interleaved,
+            LONG_INDEXING=long_indexing, BLOCK_T=4, BLOCK_H=8, BLOCK_HALF=32, BLOCK_REST=16, **own,
+        )
+        pointers = {
+            **dict.fromkeys(("q", "k", "new_q", "new_k", "grad_q", "grad_k"), f"*{dtype}"),
+            **dict.fromkeys(("q_weight", "k_weight"), f"*{dtype}"),
+            **dict.fromkeys(("cos", "sin", "partials"), "*fp32"),
+            **dict.fromkeys(("positions", "axes"), "*i32"),
+            "eps": "fp32",
+        }
+        signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
+        signature |= dict.fromkeys(constants, "constexpr")
+        source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
+        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+        assert done.asm["cubin"]
 """
 
 
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(75, "fp16"), (80, "bf16"), (90, "bf16"), (100, "bf16"), (120, "bf16")]
 )
-def test_the_kernel_compiles_for(capability: int, dtype: str) -> None:
+def test_the_kernels_compile_for(capability: int, dtype: str) -> None:
     """T4 and RTX 2080 (float16: no bfloat16 there), A100, H100 and H200, B200, RTX 50."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

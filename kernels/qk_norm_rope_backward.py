@@ -1,0 +1,246 @@
+"""The backward kernel of RMS norm and rotation: gradients of q and k, and of both weights' parts.
+
+A program keeps to its tokens and goes over all heads of q and k, so that it adds up the weights'
+gradients in registers and writes them once. Programs are few, as many as the device holds at a time;
+their sums are added afterwards in a fixed order: no atomics, so that a run gives the same bits twice.
+What the forward pass computed is computed again instead of kept: that costs no memory and no traffic.
+Importing this module imports Triton.
+"""
+
+# Triton's decorators and kernels have no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .qk_norm_rope_triton import lanes, load_rest, load_weight, normed, store_rest, total
+from .rope_tiles import load_pairs, load_rows, store_pairs
+
+
+@triton.jit
+def _heads_back(
+    x,
+    grad,
+    out,
+    weight,
+    row,
+    token,
+    live,
+    first_head,
+    cos,
+    sin,
+    eps,
+    sum_a,
+    sum_b,
+    sum_r,
+    x_b,
+    x_t,
+    x_h,
+    x_d,
+    g_b,
+    g_t,
+    g_h,
+    g_d,
+    o_b,
+    o_t,
+    o_h,
+    o_d,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    LONG_INDEXING: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
+    """A tile's gradient to out; the sums [tokens, heads, lanes] of the weight's gradient, with it added."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    head = first_head + tl.arange(0, BLOCK_H)
+    mask = live[:, None, None] & (head < HEADS)[None, :, None]
+    if LONG_INDEXING:
+        head = head.to(tl.int64)
+    source = x + (row * x_b + token * x_t)[:, None, None] + (head * x_h)[None, :, None]
+    coming = grad + (row * g_b + token * g_t)[:, None, None] + (head * g_h)[None, :, None]
+    target = out + (row * o_b + token * o_t)[:, None, None] + (head * o_h)[None, :, None]
+    # fmt: off
+    a, b = load_pairs(
+        source, mask, x_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
+    )
+    ga, gb = load_pairs(
+        coming, mask, g_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
+    )
+    wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
+    # fmt: on
+    # Turned back. Lanes without a pair have NaN for a cosine, and are added up below.
+    inside = mask & (tl.arange(0, BLOCK_HALF) < HALF)[None, None, :]
+    da = tl.where(inside, ga * cos + gb * sin, 0.0)
+    db = tl.where(inside, gb * cos - ga * sin, 0.0)
+    squares = total(a * a, 2) + total(b * b, 2)
+    if 2 * HALF < HEAD_DIM:
+        r = load_rest(source, mask, x_d, HALF, HEAD_DIM, BLOCK_REST)
+        dr = load_rest(coming, mask, g_d, HALF, HEAD_DIM, BLOCK_REST)
+        squares += total(r * r, 2)
+    scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, :, None]
+    if WEIGHTS:
+        sum_a += da * normed(a, scale, dtype, PLUS_ONE)
+        sum_b += db * normed(b, scale, dtype, PLUS_ONE)
+        if 2 * HALF < HEAD_DIM:
+            sum_r += dr * normed(r, scale, dtype, PLUS_ONE)
+    # n = x * scale; d n = weight * d; d x = scale * (d n - n * mean(n * d n)).
+    a *= scale
+    b *= scale
+    da *= wa
+    db *= wb
+    along = total(a * da, 2) + total(b * db, 2)
+    if 2 * HALF < HEAD_DIM:
+        r *= scale
+        dr *= wr
+        along += total(r * dr, 2)
+    along = (along / HEAD_DIM)[:, :, None]
+    # fmt: off
+    store_pairs(
+        target, mask, o_d, scale * (da - a * along), scale * (db - b * along),
+        HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
+    )
+    # fmt: on
+    if 2 * HALF < HEAD_DIM:
+        store_rest(target, mask, o_d, scale * (dr - r * along), HALF, HEAD_DIM, BLOCK_REST)
+    return sum_a, sum_b, sum_r
+
+
+@triton.jit
+def _store_sums(
+    partial,
+    sum_a,
+    sum_b,
+    sum_r,
+    HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
+    """A program's part of one weight's gradient, [HEAD_DIM] in float32."""
+    first, second, inside = lanes(HALF, INTERLEAVED, BLOCK_HALF)
+    tl.store(partial + first, total(total(sum_a, 1), 0), mask=inside)
+    tl.store(partial + second, total(total(sum_b, 1), 0), mask=inside)
+    if 2 * HALF < HEAD_DIM:
+        rest = 2 * HALF + tl.arange(0, BLOCK_REST)
+        tl.store(partial + rest, total(total(sum_r, 1), 0), mask=rest < HEAD_DIM)
+
+
+@triton.jit(do_not_specialize=["tokens", "length", "table_rows", "sequences", "search_steps"])
+def norm_rope_backward_kernel(
+    q,
+    k,
+    grad_q,
+    grad_k,
+    new_q,
+    new_k,
+    partials,
+    q_weight,
+    k_weight,
+    cos,
+    sin,
+    positions,
+    axes,
+    tokens,
+    length,
+    table_rows,
+    sequences,
+    search_steps,
+    eps,
+    q_b,
+    q_t,
+    q_h,
+    q_d,
+    k_b,
+    k_t,
+    k_h,
+    k_d,
+    grad_q_b,
+    grad_q_t,
+    grad_q_h,
+    grad_q_d,
+    grad_k_b,
+    grad_k_t,
+    grad_k_h,
+    grad_k_d,
+    new_q_b,
+    new_q_t,
+    new_q_h,
+    new_q_d,
+    new_k_b,
+    new_k_t,
+    new_k_h,
+    new_k_d,
+    cos_b,
+    cos_t,
+    cos_d,
+    position_a,
+    position_b,
+    position_t,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SOURCE: tl.constexpr,
+    AXES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    LONG_INDEXING: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
+    """Grid: one axis; program p takes token blocks p, p + P, ... and writes partials [P, 2, HEAD_DIM]."""
+    qa = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
+    qb = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
+    qr = tl.full((BLOCK_T, BLOCK_H, BLOCK_REST), 0.0, tl.float32)
+    ka = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
+    kb = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
+    kr = tl.full((BLOCK_T, BLOCK_H, BLOCK_REST), 0.0, tl.float32)
+    program = tl.program_id(0)
+    for block in range(program, (tokens + BLOCK_T - 1) // BLOCK_T, tl.num_programs(0)):
+        flat = block * BLOCK_T + tl.arange(0, BLOCK_T)
+        live = flat < tokens
+        row = flat // length
+        token = flat % length
+        if LONG_INDEXING:
+            row = row.to(tl.int64)
+            token = token.to(tl.int64)
+        # fmt: off
+        c, s = load_rows(
+            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+        )
+        for first_head in range(0, Q_HEADS, BLOCK_H):
+            qa, qb, qr = _heads_back(
+                q, grad_q, new_q, q_weight, row, token, live, first_head, c, s, eps, qa, qb, qr,
+                q_b, q_t, q_h, q_d, grad_q_b, grad_q_t, grad_q_h, grad_q_d,
+                new_q_b, new_q_t, new_q_h, new_q_d,
+                Q_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
+                BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
+            )
+        for first_head in range(0, K_HEADS, BLOCK_H):
+            ka, kb, kr = _heads_back(
+                k, grad_k, new_k, k_weight, row, token, live, first_head, c, s, eps, ka, kb, kr,
+                k_b, k_t, k_h, k_d, grad_k_b, grad_k_t, grad_k_h, grad_k_d,
+                new_k_b, new_k_t, new_k_h, new_k_d,
+                K_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
+                BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
+            )
+        # fmt: on
+    if WEIGHTS:
+        mine = partials + program * 2 * HEAD_DIM
+        _store_sums(mine, qa, qb, qr, HALF, HEAD_DIM, INTERLEAVED, BLOCK_HALF, BLOCK_REST)
+        _store_sums(mine + HEAD_DIM, ka, kb, kr, HALF, HEAD_DIM, INTERLEAVED, BLOCK_HALF, BLOCK_REST)

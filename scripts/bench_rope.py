@@ -4,7 +4,9 @@
 
 Every arm turns the same packed rows. `eager` is what a call costs in a loop of calls, Python included;
 `graph` the kernels alone, replayed. Enough sets of inputs take turns that no cache holds them. The copy
-moves the same bytes in the same run. Peers that are not installed are left out, and said so.
+moves q's and k's bytes in the same run: the fastest of PyTorch's, of a Triton kernel's and of one in place.
+`backward` is both ways less forward; for norm and rotation it has the weights' gradients too. Peers that are
+not installed are left out, and said so.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from bench_results import Results
 from torch import Tensor
 
 from padless.kernels import rope_launch
+from padless.kernels.qk_norm_rope import qk_norm_rope
 from padless.kernels.rope import rope_qk, rope_qk_
 from padless.kernels.rope_inputs import RopeInputs
 from padless.kernels.rope_ref import rotate_ref
@@ -39,11 +44,21 @@ CASES = (
     (32_768, 14, 2, 64),
 )
 TILES = tuple(
-    (t, h, w) for t in (1, 2, 4, 8, 16) for h in (2, 4, 8, 16) for w in (2, 4, 8) if t * h in (8, 16, 32, 64)
+    (t, h, w) for t in (1, 2, 4, 8, 16) for h in (2, 4, 8, 16) for w in (1, 2, 4) if t * h in (8, 16, 32, 64)
 )
+BLOCKS = ((1024, 2), (2048, 4), (4096, 4))
+"""Elements and warps of a program that copies."""
 LENGTH = 777  # tokens of a sequence: an alpaca row of the longer sort
 CACHE = 512 * 2**20
 Arm = Callable[[Any], object]
+NORM_CASES = ((2_048, 32, 8, 128), (8_192, 32, 8, 128), (32_768, 32, 8, 128))  # Qwen3-8B
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def copy_kernel(source, target, size, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
+    """The ceiling in Triton: a program moves BLOCK elements."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < size), mask=at < size)
 
 
 class Inputs:
@@ -182,6 +197,92 @@ def peak_bytes(call: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def copy_ceiling(name: str, pairs: list[Any], results: Results) -> float:
+    """Microseconds of the fastest copy of one buffer of each pair into the other, or onto itself."""
+
+    def by_triton(block: int, warps: int, *, in_place: bool) -> Arm:
+        def copy(x: Any) -> None:
+            grid = (triton.cdiv(x[0].numel(), block),)
+            copy_kernel[grid](x[0], x[0] if in_place else x[1], x[0].numel(), BLOCK=block, num_warps=warps)
+
+        return copy
+
+    copies: dict[str, Arm] = {
+        "copy by torch": lambda x: x[1].copy_(x[0]),
+        **{f"copy by Triton {b} {w} warps": by_triton(b, w, in_place=False) for b, w in BLOCKS},
+        **{f"copy in place {b} {w} warps": by_triton(b, w, in_place=True) for b, w in BLOCKS},
+    }
+    times = {arm: time_graph(call, pairs) for arm, call in copies.items()}
+    for arm, took in times.items():
+        results.add(name, arm, "graph", took, "us")
+    return min(times.values())
+
+
+def norm_arms(shared: Shared, weights: list[torch.nn.Parameter]) -> dict[str, Arm]:
+    """Name -> norm and rotation of one set of inputs."""
+    cos, sin, cu_seqlens = shared.cos, shared.sin, shared.cu_seqlens
+    arms: dict[str, Arm] = {
+        "padless": lambda x: qk_norm_rope(x.q, x.k, *weights, cos, sin, cu_seqlens=cu_seqlens),
+        "padless gathered": lambda x: qk_norm_rope(x.q, x.k, *weights, shared.row_cos, shared.row_sin),
+    }
+    try:
+        from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+    except ImportError as error:
+        print(f"left out: HF ({error})")
+        return arms
+    norms = [Qwen3RMSNorm(len(w)) for w in weights]
+    for norm, weight in zip(norms, weights, strict=True):
+        norm.weight = weight
+
+    def hf(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        turned: tuple[Tensor, Tensor] = apply_rotary_pos_emb(
+            norms[0](q).transpose(1, 2), norms[1](k).transpose(1, 2), shared.row_cos, shared.row_sin
+        )
+        return turned
+
+    compiled = torch.compile(hf, dynamic=False)
+    arms["HF eager"] = lambda x: hf(x.q, x.k)
+    arms["HF compiled"] = lambda x: compiled(x.q, x.k)
+    return arms
+
+
+def both_ways(arm: Arm, grads: tuple[Tensor, ...], weights: list[torch.nn.Parameter]) -> Arm:
+    """The arm, and then its gradients for q, k and the weights."""
+
+    def run(x: Any) -> None:
+        q, k = x.q.detach().requires_grad_(), x.k.detach().requires_grad_()
+        x = argparse.Namespace(q=q, k=k)
+        out: Any = arm(x)
+        own = [g if g.shape == y.shape else g.transpose(1, 2) for g, y in zip(grads, out, strict=True)]
+        torch.autograd.grad(out, [q, k, *weights], own)
+
+    return run
+
+
+def bench_norm(case: tuple[int, int, int, int], results: Results) -> None:
+    """Rows of norm and rotation: forward, and both ways with the weights' gradients."""
+    tokens, q_heads, k_heads, dim = case
+    name = f"norm+rope T={tokens:,} {q_heads}/{k_heads} d={dim}"
+    sets = [Inputs(*case) for _ in range(4)]
+    shared = Shared(tokens, dim)
+    torch._dynamo.reset()
+    weights = [torch.nn.Parameter(torch.randn(dim).cuda().bfloat16()) for _ in range(2)]
+    grads = tuple(torch.randn_like(x) for x in (sets[0].q, sets[0].k))
+    arms = norm_arms(shared, weights)
+    for arm, call in arms.items():
+        with torch.no_grad():
+            results.add(name, arm, "eager", time_eager(call, sets), "us")
+            forward = time_graph(call, sets)
+            results.add(name, arm, "graph", forward, "us")
+            if tokens <= 2_048:
+                results.add(name, arm, "host", host_us(call, sets[0]), "us")
+        both = both_ways(call, grads, weights)
+        results.add(name, arm, "both ways eager", time_eager(both, sets), "us")
+        both_graph = time_graph(both, sets)
+        results.add(name, arm, "both ways graph", both_graph, "us")
+        results.add(name, arm, "backward", both_graph - forward, "us")
+
+
 def bench(case: tuple[int, int, int, int], results: Results, *, tiles: bool) -> None:
     """Rows of one case: every arm, the copy, padless' share of it, memory."""
     tokens, q_heads, k_heads, dim = case
@@ -202,9 +303,8 @@ def bench(case: tuple[int, int, int, int], results: Results, *, tiles: bool) -> 
     pairs: list[Any] = list(zip(flat[::2], flat[1::2], strict=True))
     for source, _ in pairs:
         source.normal_()
-    ceiling = time_graph(lambda x: x[1].copy_(x[0]), pairs)
+    ceiling = copy_ceiling(name, pairs, results)
     del flat, pairs
-    results.add(name, "copy", "graph", ceiling, "us")
     results.add(name, "copy of q, of k", "graph", time_graph(copy, sets), "us")
     for one in sets:
         one.copies = []
@@ -231,6 +331,9 @@ def bench(case: tuple[int, int, int, int], results: Results, *, tiles: bool) -> 
     results.add(
         name, "padless cu_seqlens", "memory", peak_bytes(lambda: arms["padless cu_seqlens"](sets[0])), "B"
     )
+    back: Arm = lambda x: both_ways(arms["padless new tensors"], (x.q, x.k), [])(x)  # noqa: E731
+    took = time_graph(back, sets) - time_graph(arms["padless new tensors"], sets)
+    results.add(name, "padless new tensors", "backward", took, "us")
     if tokens <= 2_048:
         leaves: list[Tensor] = [x.clone().requires_grad_() for x in (sets[0].q, sets[0].k)]
         views = [x.view(x.shape) for x in leaves]
@@ -249,6 +352,10 @@ def main() -> None:
     for number in options.cases if options.cases is not None else range(len(CASES)):
         bench(CASES[number], results, tiles=options.tiles)
         torch.cuda.empty_cache()
+    if options.cases is None and not options.tiles:
+        for case in NORM_CASES:
+            bench_norm(case, results)
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -132,6 +132,24 @@ def test_positions_restart_with_each_sequence(engine: str) -> None:
     assert not torch.equal(new_q[3], new_q[6])
 
 
+def test_a_padded_row_is_its_sequences_alone_where_far_positions_scale(engine: str) -> None:
+    """BR-154: sequences of 3 and 2 and a padded tail in bfloat16; all gradients finite."""
+    device = device_of(engine)
+    near, far = rope_tables(8, 16, device=device), rope_tables(8, 16, base=1e6, scale=1.2, device=device)
+    tables = [torch.cat((x[:4], y[4:])) for x, y in zip(near, far, strict=True)]
+    q, k = qkv_views("contiguous", 1, 8, (4, 2), 16, device=device, dtype=torch.bfloat16)
+    for x in (q, k):
+        x[:, 5:] = 0
+        x.requires_grad_()
+    out = rope_qk(q, k, *tables, cu_seqlens=torch.tensor([0, 3, 5, 8], dtype=torch.int32, device=device))
+    sum(x.float().square().sum() for x in out).backward()
+    for place in (slice(0, 3), slice(3, 5)):
+        alone = rope_qk(q[:, place].detach(), k[:, place].detach(), *tables)
+        assert all(torch.equal(x[:, place], y) for x, y in zip(out, alone, strict=True))
+    assert not out[0][:, 5:].any() and not out[1][:, 5:].any()
+    assert q.grad.isfinite().all() and k.grad.isfinite().all()
+
+
 def test_q_and_k_are_not_mixed_up(engine: str) -> None:
     """BR-160."""
     device = device_of(engine)

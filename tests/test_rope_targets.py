@@ -22,12 +22,13 @@ from padless.kernels.qk_norm_rope_triton import norm_rope_kernel
 from padless.kernels.rope_triton import rope_kernel
 
 capability, dtype = int(sys.argv[1]), sys.argv[2]
-for kernel, own in (
-    (rope_kernel, dict(INVERSE=False, IN_PLACE=False)),
-    (norm_rope_kernel, dict(PLUS_ONE=False, ROUNDED=True)),
-    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True)),
+variants = (0, False, False), (2, True, True), (3, False, True)
+for kernel, own, some in (
+    (rope_kernel, dict(INVERSE=False, IN_PLACE=False), variants),
+    (norm_rope_kernel, dict(PLUS_ONE=False, ROUNDED=True), variants[1:2]),
+    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True), variants[1:2]),
 ):
-    for source, interleaved, long_indexing in ((0, False, False), (2, True, True), (3, False, True)):
+    for source, interleaved, long_indexing in some:
         constants = dict(
             Q_HEADS=14, K_HEADS=2, HALF=32, HEAD_DIM=80, SOURCE=source, AXES=False, INTERLEAVED=interleaved,
             LONG_INDEXING=long_indexing, BLOCK_T=4, BLOCK_H=8, BLOCK_HALF=32, BLOCK_REST=16, **own,

@@ -235,6 +235,74 @@ def build(
 
 
 @app.command()
+def repack(
+    folders: Annotated[list[str], Argument(metavar="DIR...", help="Packed folders, or folders of splits.")],
+    output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
+    exclude: Annotated[
+        str | None, Option(metavar="FILE", help="Record numbers to leave out: one a line, or Parquet.")
+    ] = None,
+    max_length: Annotated[int | None, Option(help="Tokens per pack.")] = None,
+    strategy: Annotated[str | None, Option(help=f"{', '.join(STRATEGIES)}.")] = None,
+    eval_strategy: Annotated[str | None, Option(help="Strategy of the validation split.")] = None,
+    overflow: Annotated[
+        str | None, Option(help="Records over the length: error, drop, truncate or split (texts).")
+    ] = None,
+    max_sequences_per_pack: Annotated[int | None, Option(help="Sequences in a pack, at most.")] = None,
+    align: Annotated[int | None, Option(help="Count lengths as if padded to a multiple.")] = None,
+    packs_multiple: Annotated[int | None, Option(help="Make the packs a multiple of this.")] = None,
+    plan_window: Annotated[int | None, Option(help="Fill a pack from so many neighbours.")] = None,
+    labels: Annotated[str | None, Option(help="auto or always.")] = None,
+    shard_size: Annotated[int | None, Option(help="Bytes of a shard, at most.")] = None,
+    compression: Annotated[str | None, Option(help="Of the shards: none, zstd, lz4.")] = None,
+    workers: Annotated[int | None, Option(help="Shards written at a time. Default: the cores.")] = None,
+    seed: Annotated[int | None, Option(help="For the order of packs.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace a data set of another build.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Print where the time went.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Pack the tokens of DIR... again: what a build with these options would give, without tokenizing.
+
+    Options that are not given stay as the folder was built.
+    """
+    from padless.packer.repack import RepackConfig
+    from padless.packer.repack import repack as run_repack
+    from padless.packer.summary import build_json, print_profile, print_summary, progress
+
+    if output is None:
+        raise InputError("missing: --output; see pack-dataset repack --help")
+    with progress(_console if not quiet and sys.stderr.isatty() else None) as report:
+        result = run_repack(
+            RepackConfig(
+                folders=tuple(folders),
+                output=output,
+                exclude=exclude,
+                max_length=max_length,
+                strategy=strategy,
+                eval_strategy=eval_strategy,
+                overflow=overflow,
+                max_sequences_per_pack=max_sequences_per_pack,
+                align=align,
+                packs_multiple=packs_multiple,
+                plan_window=plan_window,
+                labels=labels,
+                shard_size=shard_size,
+                compression=compression,
+                seed=seed,
+                workers=workers,
+                force=force,
+                progress=report,
+            )
+        )
+    if profile:
+        print_profile(result, _console(stderr=True))
+    if as_json:
+        _print_json(build_json(result))
+    elif not quiet:
+        print_summary(result, _console())
+
+
+@app.command()
 def report(
     folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
     split: Split = None,

@@ -88,8 +88,8 @@ def recut(piece: Piece, policy: Policy, excluded: NDArray[np.bool_] | None = Non
         renew = renew | ((status == FRAGMENT) & ~over & ~out)
     if policy.empty_replies and bool(((drop | out) & (records.have > 0)).any()):
         raise InputError(
-            f"{policy.where} has {policy.empty_replies:,} records with an empty reply, does not say which, "
-            "and so those left cannot be counted once records are dropped: build with --on-empty-reply drop, or "
+            f"{policy.where} has {policy.empty_replies:,} records with an empty reply and not which, "
+            "so the rest cannot be counted once records are dropped: build with --on-empty-reply drop, or "
             "build again from the sources"
         )
     return _with_changes(piece, records, policy, drop, out & ~(status == DROPPED), renew)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from padless.packer.folder_tokens import (
 from padless.packer.lines import LINE, REASONS, STATUSES, WHOLE
 from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
+from padless.packer.plan import PackPlan
 from padless.packer.recut import Policy, records_of, recut
 from padless.packer.repack_identity import RepackIdentity
 from padless.packer.tables import Account, Piece, SplitLines, strings
@@ -90,6 +91,32 @@ def repack(config: RepackConfig) -> BuildResult:
             gc.enable()
 
 
+def plan_only(config: RepackConfig, name: str) -> list[Path]:
+    """Write `plans/NAME.parquet` into each split of the one folder; the files.
+
+    A plan holds the sequences as they are: none is joined, cut or left out. Raises InputError for wrong
+    use, for a sequence over the length, and for a plan that is there unless `force` is set.
+    """
+    from padless.packer.plan_file import check_name, write_plan
+
+    if len(config.folders) != 1 or config.exclude or config.output:
+        raise InputError("--plan-only takes one packed folder, and neither --output nor --exclude")
+    folder = config.folders[0]
+    check_name(name)
+    work = _Repack(replace(config, output=folder))
+    readers = [PackedReader(Path(folder) / split) for split in work.splits]
+    paths = [reader.path / "plans" / f"{name}.parquet" for reader in readers]
+    there = next((path for path in paths if path.exists()), None)
+    if there is not None and not config.force:
+        raise InputError(f"{there} is there already: give another name, or --force to replace it")
+    lengths = [reader.sequence_columns("length")["length"] for reader in readers]
+    kept = [np.flatnonzero(column) for column in lengths]
+    plans = work.plans_of([column[lines] for column, lines in zip(lengths, kept, strict=True)])
+    for reader, path, lines, plan, split in zip(readers, paths, kept, plans, work.splits, strict=True):
+        write_plan(path, plan, lines, reader.manifest, work.constraints(split))
+    return paths
+
+
 class _Repack(Build):
     def __init__(self, config: RepackConfig) -> None:
         if not config.folders:
@@ -115,15 +142,26 @@ class _Repack(Build):
                 }
             )
         )
-        if self.config.eval_fraction and any(first.seed != self.config.seed for first in firsts):
-            raise InputError(
-                f"--seed {self.config.seed} would choose another validation split than {firsts[0].seed} did, "
-                "by the text of the records, which no packed folder has: leave --seed out, or build again"
-            )
         self.excluded = _read_excluded(config.exclude) if config.exclude else None
         self.identity_of_repack = RepackIdentity(
             self.config, self.folders, [*config.folders], firsts, self.excluded
         )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return self.identity_of_repack.splits
+
+    def plans_of(self, lengths: list[NDArray[np.int32]]) -> list[PackPlan]:
+        """Plans from the lengths of each split's sequences alone."""
+        self.identity = self.identity_of_repack  # type: ignore[assignment]
+        none = np.zeros(0, dtype=np.int32)
+        return self._plan([SplitLines(one, none, None, 0, 0, []) for one in lengths])
+
+    def constraints(self, split: str) -> dict[str, Any]:
+        """What a split is planned with."""
+        names = ("max_length", "max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
+        found = {name: getattr(self.config, name) for name in names}
+        return {**found, "strategy": self._strategy(split), "epoch": 0}
 
     def run_repack(self) -> BuildResult:
         """Everything, from the check of the output to its manifest."""
@@ -133,6 +171,12 @@ class _Repack(Build):
                 raise InputError(
                     f"output {self.config.output} and {folder} lie in each other: give another --output"
                 )
+        firsts = self.identity_of_repack.firsts
+        if self.config.eval_fraction and any(first.seed != self.config.seed for first in firsts):
+            raise InputError(
+                f"--seed {self.config.seed} would choose another validation split than {firsts[0].seed} did, "
+                "by the text of the records, which no packed folder has: leave --seed out, or build again"
+            )
         check_output(self.config.output)
         self.identity = self.identity_of_repack  # type: ignore[assignment]
         return self._run_alone(self._repack_in)

@@ -12,6 +12,7 @@ from building import (
     DEMO,
     Run,
     assert_verified,
+    build,
     built,
     demo_rows,
     files_of,
@@ -246,3 +247,9 @@ def test_a_bad_exclude_file_is_refused(tmp_path: Path, lines: str, said: str) ->
     (tmp_path / "out.txt").write_text(lines)
     run = repack(tmp_path / "old", "--output", tmp_path / "new", "--exclude", tmp_path / "out.txt")
     assert run.code == 2 and said in run.err
+
+
+def test_a_build_names_the_way_to_pack_a_packed_folder_again(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "old")
+    run = build(tmp_path / "old", tmp_path / "new")
+    assert run.code == 2 and "pack-dataset repack" in run.err

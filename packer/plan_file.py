@@ -14,7 +14,7 @@ from padless.packer.errors import InputError
 from padless.packer.plan import PackPlan
 from padless.packer.write import DurableFile, sync_folder
 from padless.runtime.format import Manifest
-from padless.runtime.plans import METADATA, columns_hash, tables_hash
+from padless.runtime.reader import PLAN_METADATA, columns_hash, tables_hash
 
 PACKS_PER_GROUP = 2**16
 
@@ -44,7 +44,7 @@ def write_plan(
     parts = pa.list_(pa.int32())
     schema = pa.schema(
         [("sequences", pa.list_(pa.int64())), ("starts", parts), ("lengths", parts)],
-        metadata={METADATA: json.dumps(facts, sort_keys=True).encode()},
+        metadata={PLAN_METADATA: json.dumps(facts, sort_keys=True).encode()},
     )
     path.parent.mkdir(exist_ok=True)
     with DurableFile(str(path.parent), path.name) as file:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,17 @@ from padless.packer.tables import Account, Piece, SplitLines, strings
 from padless.packer.token_store import WorkFolder
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.write import Gather
-from padless.runtime.arrays import column_to_numpy
-from padless.runtime.format import Manifest, SplitsManifest, load_manifest, read_manifest
-from padless.runtime.reader import PackedReader
+from padless.runtime.format import (
+    FileInfo,
+    Manifest,
+    ShardInfo,
+    SplitsManifest,
+    TableInfo,
+    check_file,
+    load_manifest,
+    read_manifest,
+)
+from padless.runtime.reader import PackedReader, column_to_numpy
 
 PLANNING = (
     *("max_length", "strategy", "eval_strategy", "overflow", "max_sequences_per_pack", "align"),
@@ -184,7 +193,8 @@ class _Repack(Build):
     def _repack_in(self, work: WorkFolder) -> BuildResult:
         made = MadeAnew(os.path.join(work.path, "tokens.bin"))
         try:
-            found = [self._split(name, made) for name in self.identity.splits]
+            with ThreadPoolExecutor(self.workers) as hashing:
+                found = [self._split(name, made, hashing) for name in self.identity.splits]
         finally:
             made.close()
         lines, gathers, pieces = ([item[place] for item in found] for place in range(3))
@@ -203,7 +213,7 @@ class _Repack(Build):
             profile=self.profile,
         )
 
-    def _split(self, name: str, made: MadeAnew) -> tuple[Any, Any, Any]:
+    def _split(self, name: str, made: MadeAnew, hashing: ThreadPoolExecutor) -> tuple[Any, Any, Any]:
         """The new lines of one split over all folders: its account, its tokens and its table."""
         manifests = [splits[name] for splits in self.folders]
         has_labels = any(manifest.has_labels for manifest in manifests)
@@ -213,7 +223,8 @@ class _Repack(Build):
         records = sources = lines = 0
         for folder, splits in zip(self.asked.folders, self.folders, strict=True):
             manifest = splits[name]
-            reader = PackedReader(Path(folder) / name, verify=True)
+            reader = PackedReader(Path(folder) / name)
+            unchanged = [hashing.submit(_check, reader, file) for file in manifest.files]
             piece = _read_table(reader, records, sources)
             cut = recut(piece, self._policy(reader, manifest, sources), self._is_excluded(piece))
             is_copy = manifest.options.get("compression") not in (None, "none")
@@ -226,6 +237,8 @@ class _Repack(Build):
                     else stored_segments(reader)
                 )
             ]
+            for check in unchanged:  # beside the table and the batches; a damaged file is not copied
+                check.result()
             new_line = np.full(len(piece.lines), -1, dtype=np.int64)
             known = np.flatnonzero(cut.stored >= 0)
             new_line[cut.stored[known]] = known
@@ -275,6 +288,10 @@ class _Repack(Build):
             template_checksum=first.chat_template_checksum,
             sources=identity.sources,
         )
+
+
+def _check(reader: PackedReader, file: FileInfo | ShardInfo | TableInfo) -> None:
+    check_file(reader.path / file.file, file.bytes, file.checksum)
 
 
 def _splits_of(folder: str) -> dict[str, Manifest]:

@@ -21,7 +21,7 @@ from padless.runtime.batch import Pack
 from padless.runtime.errors import PlanError
 from padless.runtime.format import IGNORE_INDEX, Manifest, checksum_bytes
 
-METADATA = b"padless"
+PLAN_METADATA = b"padless"
 """The key of a plan file's own metadata: a JSON object."""
 
 
@@ -72,7 +72,7 @@ def read_plan(folder: Path, manifest: Manifest, name: str) -> Plan:
     way_out = f"make it again: pack-dataset repack {folder} --plan-only {name} --force"
     try:
         table = pq.read_table(path)
-        facts = json.loads((table.schema.metadata or {})[METADATA])
+        facts = json.loads((table.schema.metadata or {})[PLAN_METADATA])
         table.validate(full=True)
         lists = table.column("sequences").combine_chunks()
         if isinstance(lists, pa.ChunkedArray):

@@ -33,9 +33,25 @@ from padless.runtime.format import (
     parse_type,
     sequence_table_schema,
 )
-from padless.runtime.plans import Plan, PlannedPacks, read_plan
+from padless.runtime.plans import (
+    PLAN_METADATA,
+    Plan,
+    PlannedPacks,
+    columns_hash,
+    read_plan,
+    tables_hash,
+)
 
-__all__ = ["Array", "Pack", "PackBatch", "PackedReader"]
+__all__ = [
+    "PLAN_METADATA",
+    "Array",
+    "Pack",
+    "PackBatch",
+    "PackedReader",
+    "column_to_numpy",
+    "columns_hash",
+    "tables_hash",
+]
 
 # Decompressed batches live in memory (32 MiB of tokens and as much again of labels); mapped ones
 # are the operating system's, and are all kept.

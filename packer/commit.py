@@ -92,7 +92,7 @@ def write_beside(
     """The sequence table and the tokenizer of one split (number `split` of `splits`)."""
     os.makedirs(folder, exist_ok=True)
     places = Places(plan, lines.lengths)
-    tables = write_table(folder, store, split, splits, lines.lines, places)
+    tables = write_table(folder, store, split, splits, lines, places)
     _ = facts.tokenizer.fingerprint  # worked out here, beside the shards
     return Beside(tables, _write_tokenizer(folder, facts))
 

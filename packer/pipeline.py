@@ -12,15 +12,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
+from padless.packer.fragments import cut, joined_lengths
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import SPLITS, check_output, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import resolve_sources
-from padless.packer.strategies import KEEPS_ORDER, STRATEGIES
+from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
 from padless.packer.tables import SplitLines, collect, lay_elements
 from padless.packer.token_store import ChunkStore, WorkFolder
 from padless.packer.tokenizer_files import Loading, take_loading
@@ -146,7 +149,7 @@ class _Build:
         stage.run(loading)
         lines = collect(store, len(self.identity.splits), len(self.files))
         self._check_losses(lines)
-        plans = self._plan(lines)
+        plans = self._plan(lines, store)
         self._done("plan")
         manifests = self._write(store, lines, plans, self._facts(stage))
         self._done("write")
@@ -200,12 +203,13 @@ class _Build:
     def _strategy(self, split: str) -> str:
         return self.config.eval_strategy if split == SPLITS[1] else self.config.strategy
 
-    def _plan(self, lines: list[SplitLines]) -> list[PackPlan]:
+    def _plan(self, lines: list[SplitLines], store: ChunkStore) -> list[PackPlan]:
+        """A plan of whole sequences for each split; where a strategy cuts, `lines` become the fragments'."""
         plans: list[PackPlan] = []
-        for name, split in zip(self.identity.splits, lines, strict=True):
+        for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
             strategy = self._strategy(name)
             plan = STRATEGIES[strategy](
-                split.lengths,
+                joined_lengths(split) if strategy in CUTS else split.lengths,
                 self.config.max_length,
                 max_sequences_per_pack=self.config.max_sequences_per_pack,
                 seed=self.config.seed,
@@ -214,6 +218,9 @@ class _Build:
                 packs_multiple=1 if name == SPLITS[1] else self.config.packs_multiple,
                 plan_window=self.config.plan_window,
             )
+            if strategy in CUTS:
+                lines[number] = cut(split, plan, store, number, len(lines))
+                plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
             if strategy not in KEEPS_ORDER:  # decreasing orders put like with like
                 plan = shuffle_packs(plan, self.config.seed)
             plans.append(plan)

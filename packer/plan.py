@@ -52,11 +52,12 @@ def index_type(count: int) -> type[np.signedinteger[Any]]:
 
 
 def as_lengths(
-    seq_lengths: ArrayLike, max_length: int, max_sequences_per_pack: int | None = None
+    seq_lengths: ArrayLike, max_length: int, max_sequences_per_pack: int | None = None, *, cuts: bool = False
 ) -> Integers:
     """Lengths in tokens as an array, [N], after checking what every strategy relies on.
 
-    Raises InputError where a sequence has no token or more than a pack, or a limit is below 1.
+    `cuts`: the strategy cuts sequences, so none is too long. Raises InputError where a sequence has
+    no token or more than a pack, or a limit is below 1.
     """
     lengths = np.asarray(seq_lengths)
     if lengths.ndim != 1 or (lengths.size and not np.issubdtype(lengths.dtype, np.integer)):
@@ -78,7 +79,7 @@ def as_lengths(
             f"sequence {number} has {lengths[number]} tokens; "
             "a sequence needs at least 1, leave empty ones out before planning"
         )
-    if int(lengths.max()) > max_length:
+    if int(lengths.max()) > max_length and not cuts:
         number = int(lengths.argmax())
         raise InputError(
             f"sequence {number} has {lengths[number]:,} tokens, a pack holds {max_length:,}; "

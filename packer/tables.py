@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
+from padless.packer.fragments import Fragments, lines_of_split
+from padless.packer.lines import DROPPED, FRAGMENT, REASONS, STATUSES, WHOLE
 from padless.packer.plan import PackPlan
 from padless.packer.token_store import ChunkStore
 from padless.packer.write import DurableFile, Gather
@@ -44,6 +45,10 @@ class SplitLines:
     dropped_by_reason: dict[str, int] = field(default_factory=dict)
     cut_by_reason: dict[str, int] = field(default_factory=dict)
     empty_replies: int = 0
+    continued: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
+    fragments: Fragments | None = None
+    """What the plan's strategy cut; None: nothing. `elements` are then those of what was cut."""
 
     @property
     def tokens(self) -> int:
@@ -60,6 +65,8 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
     lengths: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
     elements: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
     ids: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
+    continued: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
+    before = [0] * splits  # sequences in earlier chunks
     found = [
         SplitLines(np.zeros(0, "i4"), np.zeros(0, "i4"), None, 0, 0, [0] * sources) for _ in range(splits)
     ]
@@ -79,6 +86,9 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             sequences = mine & kept
             lengths[split].append(lines["length"][sequences])
             elements[split].append(element[sequences].astype(np.int32))
+            later = (lines["status"] == FRAGMENT) & (lines["part"] > 0)
+            continued[split].append(before[split] + np.flatnonzero(later[sequences]))
+            before[split] += len(lengths[split][-1])
             if len(lines) and not kept[mine].all() or ids[split]:
                 if not ids[split]:  # until here every line was a sequence
                     ids[split].append(np.arange(here.lines))
@@ -99,6 +109,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         elements[split].clear()
         if ids[split]:
             here.ids = np.concatenate(ids[split])
+        here.continued = np.concatenate([here.continued, *continued[split]])
         whole, truncated, fragments, gone = (int(n) for n in status[split][: len(STATUSES)])
         here.records = {
             "in": whole + truncated + fragments + gone,
@@ -151,7 +162,17 @@ def lay_elements(store: ChunkStore) -> pa.Array:
 
 
 def gather_of(binary: pa.Array, lines: SplitLines) -> Gather:
-    return Gather(binary, lines.elements, lines.lengths, lines.ids)
+    """A split's sequences over what `lay_elements` gave."""
+    if lines.fragments is None:
+        return Gather(binary, lines.elements, lines.lengths, lines.ids)
+    import pyarrow as pa
+
+    _, offsets, data = binary.buffers()
+    begins = np.frombuffer(offsets, dtype=np.int64)[lines.elements] + 4 * lines.fragments.starts.astype("i8")
+    edges = np.union1d(begins, begins + 4 * lines.lengths.astype(np.int64))
+    fragments = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), data])
+    elements = np.searchsorted(edges, begins).astype(np.int32)
+    return Gather(fragments, elements, lines.lengths, lines.ids, cut=True)
 
 
 class Places:
@@ -172,14 +193,15 @@ class Places:
 
 
 def write_table(
-    folder: str, store: ChunkStore, split: int, splits: int, total: int, places: Places
+    folder: str, store: ChunkStore, split: int, splits: int, about: SplitLines, places: Places
 ) -> tuple[TableInfo, ...]:
-    """Write the sequence table of a split of `total` lines; one file, or several above 50 M lines."""
+    """Write the sequence table of a split; one file, or several above 50 M lines."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = sequence_table_schema()
-    columns = _columns(store, split, splits, places)
+    total = about.lines
+    columns = _columns(store, split, splits, about.fragments, places)
     infos: list[TableInfo] = []
     files = -(-total // LINES_PER_FILE)
     for number in range(max(files, 1)):
@@ -197,7 +219,9 @@ def write_table(
     return tuple(infos)
 
 
-def _columns(store: ChunkStore, split: int, splits: int, places: Places) -> Iterator[list[pa.Array]]:
+def _columns(
+    store: ChunkStore, split: int, splits: int, fragments: Fragments | None, places: Places
+) -> Iterator[list[pa.Array]]:
     """The table's columns, a group of lines at a time; groups never cross LINES_PER_FILE."""
     statuses, reasons = _strings(STATUSES), _strings(REASONS)
     held: list[NDArray[np.void]] = []
@@ -236,12 +260,8 @@ def _columns(store: ChunkStore, split: int, splits: int, places: Places) -> Iter
     base = 0
     bases: dict[int, int] = {}
     waiting = 0
-    for number in sorted(store.entries):
-        entry = store.entries[number]
-        lines = store.lines_of(entry)
+    for entry, lines in lines_of_split(store, split, splits, fragments):
         row = bases.get(entry.source, 0)
-        if splits > 1:
-            lines = lines[lines["split"] == split]
         start = 0
         while start < len(lines):
             room = min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE) - waiting

@@ -56,6 +56,8 @@ class Gather:
     lengths: NDArray[np.int32]
     ids: NDArray[Any] | None
     """[sequences]: each one's line of the sequence table; None: its own number."""
+    cut: bool = False
+    """Fragments, of which all but the first token is trained, whatever the store says."""
 
     def values(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
         """The stored tokens of these sequences, one after the other."""
@@ -169,6 +171,9 @@ def _batch(
         tokens = values ^ trained
         mine = slice(int(ends[low]), int(ends[high]))
         ids[mine] = tokens
+        if gather.cut:  # elsewhere than in the store, so the starts marked there are not these
+            trained[:] = -1
+            trained[ends[low:high] - ends[low]] = 0
         if layout.labels:
             tokens -= IGNORE_INDEX
             tokens &= trained

@@ -61,8 +61,8 @@ class Strategy(Protocol):
     ) -> PackPlan: ...
 
 
-def constrained(planner: WindowPlanner) -> Strategy:
-    """The strategy that holds all constraints with the packs of `planner`."""
+def constrained(planner: WindowPlanner, *, cuts: bool = False) -> Strategy:
+    """The strategy that holds all constraints with the packs of `planner`; `cuts`: it cuts sequences."""
 
     def strategy(
         seq_lengths: ArrayLike,
@@ -74,7 +74,7 @@ def constrained(planner: WindowPlanner) -> Strategy:
         packs_multiple: int = 1,
         plan_window: int | None = None,
     ) -> PackPlan:
-        lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack)
+        lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack, cuts=cuts)
         check_constraints(max_length, align, packs_multiple, plan_window)
         plan = planner(
             padded_lengths(lengths, align),
@@ -83,6 +83,9 @@ def constrained(planner: WindowPlanner) -> Strategy:
             seed=seed,
             plan_window=plan_window,
         )
+        if plan.starts is not None and plan.lengths is not None:  # a sequence's last part was padded
+            taken = np.minimum(plan.lengths, lengths[plan.order] - plan.starts)
+            plan = PackPlan(plan.order, plan.offsets, plan.starts, taken.astype(plan.lengths.dtype))
         return split_packs(plan, lengths, packs_multiple)
 
     return strategy

@@ -339,6 +339,12 @@ def test_optimal_fills_what_decreasing_orders_leave_open() -> None:
     assert len(STRATEGIES["optimal"](lengths, 10)) == lower_bound(lengths, 10) == 300
 
 
+@pytest.mark.parametrize(("least", "most", "each"), [(205, 250, 4), (257, 330, 3), (345, 500, 2)])
+def test_the_bound_sees_how_many_sequences_a_pack_can_hold(least: int, most: int, each: int) -> None:
+    lengths = np.random.default_rng(0).integers(least, most, 12_000)
+    assert lower_bound(lengths, 1024) == 12_000 // each == len(STRATEGIES["optimal"](lengths, 1024))
+
+
 @given(
     st.dictionaries(st.integers(1, 30), st.integers(1, 3), min_size=1), st.integers(1, 60), st.integers(1, 5)
 )

@@ -13,16 +13,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
+from padless.packer.fragments import cut, joined_lengths
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import SPLITS, check_output, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import Choice, resolve_sources
-from padless.packer.strategies import KEEPS_ORDER, STRATEGIES
+from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
 from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
 from padless.packer.token_store import ChunkStore, WorkFolder
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
@@ -160,11 +163,11 @@ class Build:
         stage.run(loading)
         lines = collect(store, len(self.identity.splits), len(self.files))
         self._check_losses(lines)
-        plans = self._plan(lines)
+        plans = self._plan(lines, store)
         self._done("plan")
         tokens, weights = lay_elements(store)
         gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
-        pieces = [pieces_of(store, split, len(lines)) for split in range(len(lines))]
+        pieces = [pieces_of(store, n, len(lines), split.fragments) for n, split in enumerate(lines)]
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage))
         manifest = self._commit(manifests)
         return BuildResult(
@@ -222,12 +225,16 @@ class Build:
     def _strategy(self, split: str) -> str:
         return self.config.eval_strategy if split == SPLITS[1] else self.config.strategy
 
-    def _plan(self, lines: list[SplitLines]) -> list[PackPlan]:
+    def _plan(self, lines: list[SplitLines], store: ChunkStore | None = None) -> list[PackPlan]:
+        """A plan of whole sequences for each split.
+
+        Where a strategy cuts, which needs the store, `lines` become the fragments'.
+        """
         plans: list[PackPlan] = []
-        for name, split in zip(self.identity.splits, lines, strict=True):
+        for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
             strategy = self._strategy(name)
             plan = STRATEGIES[strategy](
-                split.lengths,
+                joined_lengths(split) if strategy in CUTS else split.lengths,
                 self.config.max_length,
                 max_sequences_per_pack=self.config.max_sequences_per_pack,
                 seed=self.config.seed,
@@ -236,6 +243,10 @@ class Build:
                 packs_multiple=1 if name == SPLITS[1] else self.config.packs_multiple,
                 plan_window=self.config.plan_window,
             )
+            if strategy in CUTS:
+                assert store is not None, "repack refuses strategies that cut"
+                lines[number] = cut(split, plan, store, number, len(lines))
+                plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
             if strategy not in KEEPS_ORDER:  # decreasing orders put like with like
                 plan = shuffle_packs(plan, self.config.seed)
             plans.append(plan)

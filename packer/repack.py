@@ -36,6 +36,7 @@ from padless.packer.pipeline import Build, BuildResult
 from padless.packer.plan import PackPlan
 from padless.packer.recut import Policy, records_of, recut
 from padless.packer.repack_identity import RepackIdentity
+from padless.packer.strategies import CUTS
 from padless.packer.tables import Account, Piece, SplitLines, strings
 from padless.packer.token_store import WorkFolder
 from padless.packer.tokenizer_files import TokenizerFiles
@@ -151,6 +152,11 @@ class _Repack(Build):
                 }
             )
         )
+        for strategy in sorted(CUTS & {self.config.strategy, self.config.eval_strategy}):
+            raise InputError(
+                f"--strategy {strategy} cuts wherever a pack ends, and repack moves whole sequences: build "
+                "again, or choose bfd, spread or another that cuts nothing"
+            )
         self.excluded = _read_excluded(config.exclude) if config.exclude else None
         self.identity_of_repack = RepackIdentity(
             self.config, self.folders, [*config.folders], firsts, self.excluded
@@ -302,6 +308,10 @@ def _splits_of(folder: str) -> dict[str, Manifest]:
     else:
         found = {"": manifest}
     for one in found.values():
+        if (strategy := one.options.get("packed_with")) in CUTS:
+            raise InputError(
+                f"{folder} was packed with {strategy}, which cut its sequences where packs ended: build again"
+            )
         if one.extras:
             names = ", ".join(column.name for column in one.extras)
             raise InputError(

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.extra_columns import Judged
-from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
+from padless.packer.fragments import Fragments, lines_of_split
+from padless.packer.lines import DROPPED, FRAGMENT, REASONS, STATUSES, WHOLE
 from padless.packer.plan import PackPlan
 from padless.packer.token_store import ChunkStore
 from padless.packer.write import DurableFile, StoreGather
@@ -57,6 +58,10 @@ class SplitLines:
     empty_replies: int = 0
     extras: dict[str, NDArray[Any]] = field(default_factory=dict)
     """[sequences] each: the columns of SEQUENCE_COLUMNS that some sequence has a value of."""
+    continued: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
+    fragments: Fragments | None = None
+    """What the plan's strategy cut; None: nothing. `elements` are then those of what was cut."""
 
     @property
     def tokens(self) -> int:
@@ -110,6 +115,8 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
     lengths: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
     elements: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
     ids: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
+    continued: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
+    before = [0] * splits  # sequences in earlier chunks
     found = [
         SplitLines(np.zeros(0, "i4"), np.zeros(0, "i4"), None, 0, 0, [0] * sources) for _ in range(splits)
     ]
@@ -128,6 +135,9 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             lengths[split].append(lines["length"][sequences])
             judged[split].add(lines[sequences], base)
             elements[split].append(element[sequences].astype(np.int32))
+            later = (lines["status"] == FRAGMENT) & (lines["part"] > 0)
+            continued[split].append(before[split] + np.flatnonzero(later[sequences]))
+            before[split] += len(lengths[split][-1])
             if len(lines) and not kept[mine].all() or ids[split]:
                 if not ids[split]:  # until here every line was a sequence
                     ids[split].append(np.arange(here.lines))
@@ -142,6 +152,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         elements[split].clear()
         if ids[split]:
             here.ids = np.concatenate(ids[split])
+        here.continued = np.concatenate([here.continued, *continued[split]])
         here.extras = judged[split].columns()
         accounts[split].enter(here)
     return found
@@ -190,7 +201,17 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
 
 
 def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> StoreGather:
-    return StoreGather(binary, lines.elements, lines.lengths, lines.ids, weights, lines.extras)
+    """A split's sequences over what `lay_elements` gave."""
+    if lines.fragments is None:
+        return StoreGather(binary, lines.elements, lines.lengths, lines.ids, weights, lines.extras)
+    import pyarrow as pa
+
+    _, offsets, data = binary.buffers()
+    begins = np.frombuffer(offsets, dtype=np.int64)[lines.elements] + 4 * lines.fragments.starts.astype("i8")
+    edges = np.union1d(begins, begins + 4 * lines.lengths.astype(np.int64))
+    fragments = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), data])
+    elements = np.searchsorted(edges, begins).astype(np.int32)
+    return StoreGather(fragments, elements, lines.lengths, lines.ids, cut=True)
 
 
 class Places:
@@ -291,16 +312,12 @@ def _columns(pieces: Iterator[Piece], places: Places) -> Iterator[list[pa.Array]
         yield emit()
 
 
-def pieces_of(store: ChunkStore, split: int, splits: int) -> Iterator[Piece]:
-    """The lines of split number `split` of `splits`, chunk after chunk."""
+def pieces_of(store: ChunkStore, split: int, splits: int, fragments: Fragments | None) -> Iterator[Piece]:
+    """The lines of split number `split` of `splits`, cut into `fragments`, chunk after chunk."""
     base = 0
     bases: dict[int, int] = {}
-    for number in sorted(store.entries):
-        entry = store.entries[number]
-        lines = store.lines_of(entry)
+    for entry, lines in lines_of_split(store, split, splits, fragments):
         row = bases.get(entry.source, 0)
-        if splits > 1:
-            lines = lines[lines["split"] == split]
         records = lines["record"].astype(np.int64)
         yield Piece(base + records, row + records, np.full(len(lines), entry.source, dtype=np.int32), lines)
         base += entry.records

@@ -95,22 +95,27 @@ class StoreGather:
     """The weights of the tokens, in elements like theirs."""
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Sequence-level columns, [sequences] each."""
+    cut: bool = False
+    """Fragments, of which all but the first token is trained, whatever the store says."""
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
     ) -> NDArray[np.int64]:
         values = self.values(sequences)
+        lengths = self.lengths[sequences]
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
         # Ten times as fast as np.where: all ones where trained, and -1 - t is ~t.
         trained = values >> 31
         found = values ^ trained
         tokens[:] = found
+        if self.cut:  # elsewhere than in the store, so the starts marked there are not these
+            trained[:] = -1
+            trained[starts] = 0
         if labels is not None:
             found -= IGNORE_INDEX
             found &= trained
             found += IGNORE_INDEX
             labels[:] = found
-        lengths = self.lengths[sequences]
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
         counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
         return counts
 

@@ -253,3 +253,13 @@ def test_a_build_names_the_way_to_pack_a_packed_folder_again(tmp_path: Path) -> 
     built(DEMO, tmp_path / "old")
     run = build(tmp_path / "old", tmp_path / "new")
     assert run.code == 2 and "pack-dataset repack" in run.err
+
+
+def test_what_cuts_where_packs_end_is_no_repack(tmp_path: Path, texts: Path) -> None:
+    built(texts, tmp_path / "whole", *TEXT, "--max-length", 2048)
+    run = repack(tmp_path / "whole", "--output", tmp_path / "out", "--strategy", "wrapped")
+    assert run.code == 2 and "cuts wherever a pack ends" in " ".join(run.err.split())
+    built(texts, tmp_path / "wrapped", *TEXT, "--max-length", 2048, "--strategy", "wrapped")
+    run = repack(tmp_path / "wrapped", "--output", tmp_path / "out")
+    assert run.code == 2 and "build again" in " ".join(run.err.split())
+    assert not (tmp_path / "out").exists()

@@ -51,7 +51,9 @@ def chats_of(path: Path, columns: dict[str, str], limit: int) -> list[Chat]:
     lines = text.splitlines() if path.suffix == ".jsonl" else []
     rows = [json.loads(line) for line in lines] or json.loads(text)
     named = Columns(columns)
-    convert = FORMATS[detect(rows[0], named, path.name)].convert
+    # Labelled chats too, for the turns that they have.
+    name = "messages" if "messages" in rows[0] else detect(rows[0], named, path.name)
+    convert = FORMATS[name].convert
     chats = [convert(row, named) for row in rows[:limit]]
     assert all(isinstance(chat, Chat) for chat in chats)
     return chats  # type: ignore[return-value]

@@ -33,6 +33,7 @@ app = typer.Typer(
 
 INTERRUPTED = 130
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
+Plan = Annotated[str | None, Option(metavar="NAME", help="Go by plans/NAME.parquet.")]
 Split = Annotated[str | None, Option(help="The split to take, in a folder of splits.")]
 
 
@@ -272,15 +273,95 @@ def build(
 
 
 @app.command()
+def repack(
+    folders: Annotated[list[str], Argument(metavar="DIR...", help="Packed folders, or folders of splits.")],
+    output: Annotated[str | None, Option(help="Folder to write.")] = None,
+    plan_only: Annotated[
+        str | None, Option(metavar="NAME", help="Write plans/NAME.parquet into DIR instead of a folder.")
+    ] = None,
+    exclude: Annotated[
+        str | None, Option(metavar="FILE", help="Record numbers to leave out: one a line, or Parquet.")
+    ] = None,
+    max_length: Annotated[int | None, Option(help="Tokens per pack.")] = None,
+    strategy: Annotated[str | None, Option(help=f"{', '.join(STRATEGIES)}.")] = None,
+    eval_strategy: Annotated[str | None, Option(help="Strategy of the validation split.")] = None,
+    overflow: Annotated[
+        str | None, Option(help="Records over the length: error, drop, truncate or split (texts).")
+    ] = None,
+    max_sequences_per_pack: Annotated[int | None, Option(help="Sequences in a pack, at most.")] = None,
+    align: Annotated[int | None, Option(help="Count lengths as if padded to a multiple.")] = None,
+    packs_multiple: Annotated[int | None, Option(help="Make the packs a multiple of this.")] = None,
+    plan_window: Annotated[int | None, Option(help="Fill a pack from so many neighbours.")] = None,
+    labels: Annotated[str | None, Option(help="auto or always.")] = None,
+    shard_size: Annotated[int | None, Option(help="Bytes of a shard, at most.")] = None,
+    compression: Annotated[str | None, Option(help="Of the shards: none, zstd, lz4.")] = None,
+    workers: Annotated[int | None, Option(help="Shards written at a time. Default: the cores.")] = None,
+    seed: Annotated[int | None, Option(help="For the order of packs.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace a data set of another build.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Print where the time went.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Pack the tokens of DIR... again: what a build with these options would give, without tokenizing.
+
+    Options that are not given stay as the folder was built.
+    """
+    from dataclasses import replace
+
+    from padless.packer.repack import RepackConfig
+    from padless.packer.repack import plan_only as run_plan_only
+    from padless.packer.repack import repack as run_repack
+    from padless.packer.summary import build_json, print_profile, print_summary, progress
+
+    if output is None and plan_only is None:
+        raise InputError("missing: --output or --plan-only; see pack-dataset repack --help")
+    config = RepackConfig(
+        folders=tuple(folders),
+        output=output or "",
+        exclude=exclude,
+        max_length=max_length,
+        strategy=strategy,
+        eval_strategy=eval_strategy,
+        overflow=overflow,
+        max_sequences_per_pack=max_sequences_per_pack,
+        align=align,
+        packs_multiple=packs_multiple,
+        plan_window=plan_window,
+        labels=labels,
+        shard_size=shard_size,
+        compression=compression,
+        seed=seed,
+        workers=workers,
+        force=force,
+    )
+    if plan_only is not None:
+        paths = [str(path) for path in run_plan_only(config, plan_only)]
+        if as_json:
+            _print_json({"plans": paths})
+        elif not quiet:
+            print("\n".join(f"written to {path}" for path in paths))
+        return
+    with progress(_console if not quiet and sys.stderr.isatty() else None) as report:
+        result = run_repack(replace(config, progress=report))
+    if profile:
+        print_profile(result, _console(stderr=True))
+    if as_json:
+        _print_json(build_json(result))
+    elif not quiet:
+        print_summary(result, _console())
+
+
+@app.command()
 def report(
     folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
     split: Split = None,
+    plan: Plan = None,
     as_json: Json = False,
 ) -> None:
     """Padding utilization: the packs against naive batching and the bound."""
     from padless.packer.report import build_report, print_report
 
-    found = build_report(folder, split=split)
+    found = build_report(folder, split=split, plan=plan)
     if as_json:
         _print_json(found)
     else:
@@ -292,12 +373,13 @@ def inspect(
     folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
     pack: Annotated[int, Option(help="Number of the pack.")] = 0,
     split: Split = None,
+    plan: Plan = None,
     as_json: Json = False,
 ) -> None:
     """One pack decoded: boundaries, what is trained, where each sequence came from."""
     from padless.packer.inspect import describe_pack, print_pack
 
-    found = describe_pack(folder, pack, split=split)
+    found = describe_pack(folder, pack, split=split, plan=plan)
     if as_json:
         _print_json(found)
     else:
@@ -308,12 +390,13 @@ def inspect(
 def verify(
     folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
     split: Split = None,
+    plan: Plan = None,
     as_json: Json = False,
 ) -> int:
     """Check every file, pack and line of a packed folder; exit 1 where one is not as the manifest says."""
     from padless.packer.verify import verify as run_verify
 
-    found = run_verify(folder, split=split)
+    found = run_verify(folder, split=split, plan=plan)
     if as_json:
         _print_json(found.to_json())
     else:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
-from padless.packer.tables import Places, SplitLines, gather_of, write_table
-from padless.packer.token_store import ChunkStore
+from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Layout, cut_shards, sync_folder, write_bytes, write_shard
+from padless.packer.write import Gather, Layout, cut_shards, sync_folder, write_bytes, write_shard
 from padless.runtime.format import (
     MANIFEST,
     ColumnInfo,
@@ -27,9 +26,6 @@ from padless.runtime.format import (
     TableInfo,
     shard_columns,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +49,7 @@ def write_shards(
     folder: str,
     plan: PackPlan,
     lines: SplitLines,
-    elements: tuple[pa.Array, pa.Array | None],
+    gather: Gather,
     layout: Layout,
     workers: int,
     report: Callable[[int], None],
@@ -61,7 +57,6 @@ def write_shards(
     """All shards of a split; those that were finished are removed again where one fails."""
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
-    gather = gather_of(*elements, lines)
     before = set(os.listdir(folder))
     writers = min(workers, max(len(cuts), 1))
     write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report, ahead=writers == 1)
@@ -87,12 +82,12 @@ class Beside(NamedTuple):
 
 
 def write_beside(
-    folder: str, split: int, splits: int, store: ChunkStore, plan: PackPlan, lines: SplitLines, facts: Facts
+    folder: str, pieces: Iterator[Piece], plan: PackPlan, lines: SplitLines, facts: Facts
 ) -> Beside:
-    """The sequence table and the tokenizer of one split (number `split` of `splits`)."""
+    """The sequence table, from its pieces, and the tokenizer of one split."""
     os.makedirs(folder, exist_ok=True)
     places = Places(plan, lines.lengths)
-    tables = write_table(folder, store, split, splits, lines.lines, places)
+    tables = write_table(folder, pieces, lines.lines, places)
     _ = facts.tokenizer.fingerprint  # worked out here, beside the shards
     return Beside(tables, _write_tokenizer(folder, facts))
 

@@ -25,12 +25,14 @@ _TABLE_COLUMNS = ("record", "source", "row", "part", "status")
 _TRAINED, _MASKED = "bold green", "dim"
 
 
-def describe_pack(path: str | Path, index: int, *, split: str | None = None) -> dict[str, Any]:
+def describe_pack(
+    path: str | Path, index: int, *, split: str | None = None, plan: str | None = None
+) -> dict[str, Any]:
     """Pack number `index` (negative: from the end) as plain data for `inspect --json`.
 
     Raises InputError where there is no such pack, and what opening a folder raises.
     """
-    reader = PackedReader(path, split=split)
+    reader = PackedReader(path, split=split, plan=plan)
     if not -len(reader) <= index < len(reader):
         holds = f"holds packs 0 to {len(reader) - 1}" if len(reader) else "holds no packs"
         raise InputError(f"there is no pack {index}: {reader.path} {holds}")

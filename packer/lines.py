@@ -9,8 +9,8 @@ import numpy as np
 STATUSES = ("whole", "truncated", "fragment", "dropped")
 WHOLE, TRUNCATED, FRAGMENT, DROPPED = range(4)
 
-REASONS = ("", "too-long", "empty", "no-targets", "malformed", "empty-reply")
-NONE, TOO_LONG, EMPTY, NO_TARGETS, MALFORMED, EMPTY_REPLY = range(6)
+REASONS = ("", "too-long", "empty", "no-targets", "malformed", "empty-reply", "pack-end", "excluded")
+NONE, TOO_LONG, EMPTY, NO_TARGETS, MALFORMED, EMPTY_REPLY, PACK_END, EXCLUDED = range(8)
 
 FAULTS = (EMPTY, NO_TARGETS, MALFORMED)
 """Reasons that count against `max_drop_share`; the others were asked for."""

@@ -72,7 +72,8 @@ def _stranger(folder: str, *, nested: bool) -> str | None:
         elif name == MANIFEST and not _is_ours(path):
             return name
         elif name == "plans" and os.path.isdir(path):
-            other = next((n for n in sorted(os.listdir(path)) if not n.endswith(".parquet")), None)
+            plan = re.compile(r".+\.parquet|\..+\.parquet\.tmp")
+            other = next((n for n in sorted(os.listdir(path)) if not plan.fullmatch(n)), None)
             if other is not None:
                 return f"plans/{other}"
         elif not _OURS.fullmatch(name) and name not in _FREE:

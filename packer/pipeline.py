@@ -9,24 +9,28 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
+from padless.packer.fragments import cut, joined_lengths
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import SPLITS, check_output, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import Choice, resolve_sources
-from padless.packer.strategies import KEEPS_ORDER, STRATEGIES
-from padless.packer.tables import SplitLines, collect, lay_elements
+from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
+from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
 from padless.packer.token_store import ChunkStore, WorkFolder
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing
-from padless.packer.write import Layout, sync_folder, write_bytes
+from padless.packer.write import Gather, Layout, sync_folder, write_bytes
 from padless.runtime.format import (
     MANIFEST,
     WORK_FOLDER,
@@ -73,14 +77,16 @@ def build(config: PackConfig) -> BuildResult:
     gc.disable()  # millions of records and no cycles among them
     loading = take_loading(tokenizer_folder(config.tokenizer))
     try:
-        return _Build(config).run(loading)
+        return Build(config).run(loading)
     finally:
         loading.stop()
         if collecting:
             gc.enable()
 
 
-class _Build:
+class Build:
+    """One run; `packer/repack.py` shares all but where the tokens come from."""
+
     def __init__(self, config: PackConfig) -> None:
         self.config = config
         self.started = self.mark = time.perf_counter()
@@ -106,6 +112,11 @@ class _Build:
         import pyarrow.parquet  # noqa: F401
 
         self.identity = Identity(config, self.files, loading.files)
+        return self._run_alone(lambda folder: self._build_in(folder, loading))
+
+    def _run_alone(self, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
+        """Do the work in a locked folder, unless it is done; clean up by how it ended."""
+        output = self.config.output
         found = self._finished()
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             found.seconds = time.perf_counter() - self.started
@@ -117,7 +128,7 @@ class _Build:
             found = self._finished()
             if found is not None:  # an earlier run was stopped between its commit and its sweep
                 sweep(output, self._kept(found.manifests))
-            result = found or self._build_in(folder, loading)
+            result = found or work(folder)
         except (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError):
             folder.release()
             raise
@@ -152,17 +163,13 @@ class _Build:
         stage.run(loading)
         lines = collect(store, len(self.identity.splits), len(self.files))
         self._check_losses(lines)
-        plans = self._plan(lines)
+        plans = self._plan(lines, store)
         self._done("plan")
-        manifests = self._write(store, lines, plans, self._facts(stage))
-        self._done("write")
-        manifest: Manifest | SplitsManifest
-        if self.identity.splits == ("",):
-            manifest = manifests[""]
-        else:
-            manifest = self._write_splits(manifests)
-        sweep(self.config.output, self._kept(manifests))
-        self._done("commit")
+        tokens, weights = lay_elements(store)
+        gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
+        pieces = [pieces_of(store, n, len(lines), split.fragments) for n, split in enumerate(lines)]
+        manifests = self._write(lines, plans, gathers, pieces, self._facts(stage))
+        manifest = self._commit(manifests)
         return BuildResult(
             output=self.config.output,
             manifests=manifests,
@@ -174,6 +181,18 @@ class _Build:
             resumed_chunks=resumed,
             replaced_surrogates=sum(entry.replaced for entry in store.entries.values()),
         )
+
+    def _commit(self, manifests: dict[str, Manifest]) -> Manifest | SplitsManifest:
+        """The manifest over all splits, once each has its own; nothing else is left then."""
+        self._done("write")
+        manifest: Manifest | SplitsManifest
+        if self.identity.splits == ("",):
+            manifest = manifests[""]
+        else:
+            manifest = self._write_splits(manifests)
+        sweep(self.config.output, self._kept(manifests))
+        self._done("commit")
+        return manifest
 
     def _check_losses(self, lines: list[SplitLines]) -> None:
         total = sum(split.records["in"] for split in lines)
@@ -206,12 +225,16 @@ class _Build:
     def _strategy(self, split: str) -> str:
         return self.config.eval_strategy if split == SPLITS[1] else self.config.strategy
 
-    def _plan(self, lines: list[SplitLines]) -> list[PackPlan]:
+    def _plan(self, lines: list[SplitLines], store: ChunkStore | None = None) -> list[PackPlan]:
+        """A plan of whole sequences for each split.
+
+        Where a strategy cuts, which needs the store, `lines` become the fragments'.
+        """
         plans: list[PackPlan] = []
-        for name, split in zip(self.identity.splits, lines, strict=True):
+        for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
             strategy = self._strategy(name)
             plan = STRATEGIES[strategy](
-                split.lengths,
+                joined_lengths(split) if strategy in CUTS else split.lengths,
                 self.config.max_length,
                 max_sequences_per_pack=self.config.max_sequences_per_pack,
                 seed=self.config.seed,
@@ -220,13 +243,22 @@ class _Build:
                 packs_multiple=1 if name == SPLITS[1] else self.config.packs_multiple,
                 plan_window=self.config.plan_window,
             )
+            if strategy in CUTS:
+                assert store is not None, "repack refuses strategies that cut"
+                lines[number] = cut(split, plan, store, number, len(lines))
+                plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
             if strategy not in KEEPS_ORDER:  # decreasing orders put like with like
                 plan = shuffle_packs(plan, self.config.seed)
             plans.append(plan)
         return plans
 
     def _write(
-        self, store: ChunkStore, lines: list[SplitLines], plans: list[PackPlan], facts: Facts
+        self,
+        lines: list[SplitLines],
+        plans: list[PackPlan],
+        gathers: list[Gather],
+        pieces: list[Iterator[Piece]],
+        facts: Facts,
     ) -> dict[str, Manifest]:
         output = self.config.output
         fresh = not os.path.exists(os.path.join(output, MANIFEST))
@@ -237,22 +269,19 @@ class _Build:
             labels=self.config.labels == "always" or not all(split.only_starts_masked for split in lines),
             compression=None if self.config.compression == "none" else self.config.compression,
             shard_bytes=self.config.shard_size,
-            extras=extra_columns(lines, weighted=store.is_weighted),
+            extras=extra_columns(lines, weighted=any(gather.is_weighted for gather in gathers)),
         )
         names = self.identity.splits
         folders = [os.path.join(output, name) if name else output for name in names]
 
         def beside() -> list[Beside]:
-            return [
-                write_beside(folders[n], n, len(names), store, plans[n], lines[n], facts)
-                for n in range(len(names))
-            ]
+            return [write_beside(folders[n], pieces[n], plans[n], lines[n], facts) for n in range(len(names))]
 
         try:
             with ThreadPoolExecutor(1) as other:
                 # A data set that is there is left whole until the new one's shards are complete.
                 early = other.submit(beside) if fresh else None
-                shards = self._write_shards(folders, plans, lines, store, layout)
+                shards = self._write_shards(folders, plans, lines, gathers, layout)
             if not fresh:
                 retract(output)
                 for folder in folders:
@@ -282,7 +311,7 @@ class _Build:
         folders: list[str],
         plans: list[PackPlan],
         lines: list[SplitLines],
-        store: ChunkStore,
+        gathers: list[Gather],
         layout: Layout,
     ) -> list[tuple[ShardInfo, ...]]:
         counts = {"tokens": 0.0, "total_tokens": float(sum(split.tokens for split in lines))}
@@ -291,10 +320,9 @@ class _Build:
             counts["tokens"] += tokens
             self.report("write", counts)
 
-        elements = lay_elements(store)
         return [
-            write_shards(folder, plan, split, elements, layout, self.workers, count)
-            for folder, plan, split in zip(folders, plans, lines, strict=True)
+            write_shards(folder, plan, split, gather, layout, self.workers, count)
+            for folder, plan, split, gather in zip(folders, plans, lines, gathers, strict=True)
         ]
 
     def _facts(self, stage: Tokenizing) -> Facts:

@@ -26,6 +26,8 @@ Integers = NDArray[np.integer[Any]]
 
 # int64 temporaries of this many entries stay in a core's own cache.
 BLOCK = 1 << 16
+PARTS = 20
+"""Up to so many sequences a pack, the bound sees room that no sequence can use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +54,12 @@ def index_type(count: int) -> type[np.signedinteger[Any]]:
 
 
 def as_lengths(
-    seq_lengths: ArrayLike, max_length: int, max_sequences_per_pack: int | None = None
+    seq_lengths: ArrayLike, max_length: int, max_sequences_per_pack: int | None = None, *, cuts: bool = False
 ) -> Integers:
     """Lengths in tokens as an array, [N], after checking what every strategy relies on.
 
-    Raises InputError where a sequence has no token or more than a pack, or a limit is below 1.
+    `cuts`: the strategy cuts sequences, so none is too long. Raises InputError where a sequence has
+    no token or more than a pack, or a limit is below 1.
     """
     lengths = np.asarray(seq_lengths)
     if lengths.ndim != 1 or (lengths.size and not np.issubdtype(lengths.dtype, np.integer)):
@@ -78,7 +81,7 @@ def as_lengths(
             f"sequence {number} has {lengths[number]} tokens; "
             "a sequence needs at least 1, leave empty ones out before planning"
         )
-    if int(lengths.max()) > max_length:
+    if int(lengths.max()) > max_length and not cuts:
         number = int(lengths.argmax())
         raise InputError(
             f"sequence {number} has {lengths[number]:,} tokens, a pack holds {max_length:,}; "
@@ -103,10 +106,11 @@ def length_counts(lengths: Integers) -> tuple[NDArray[np.int64], NDArray[np.int6
 def lower_bound(seq_lengths: ArrayLike, max_length: int, max_sequences_per_pack: int | None = None) -> int:
     """A number of packs that no plan of whole sequences can go below.
 
-    The larger of what the cap asks for and of Martello and Toth's L2: take any length `a` up to
-    half a pack and forget the shorter sequences. Those longer than half a pack need one pack
-    each; the others need the room that these leave, and where that is less than `a` none of it.
-    The shortest `a` gives at least all tokens over `max_length`.
+    The largest of what the cap asks for, of Fekete and Schepers' bound (lengths rounded up to parts
+    of a pack, so that those of a little more than a fifth are seen to go by four), and of Martello and
+    Toth's L2: take any length `a` up to half a pack and forget the shorter sequences. Those longer
+    than half a pack need one pack each; the others need the room that these leave, and where that is
+    less than `a` none of it. The shortest `a` gives at least all tokens over `max_length`.
 
     Raises InputError as `as_lengths` does.
     """
@@ -127,8 +131,22 @@ def lower_bound(seq_lengths: ArrayLike, max_length: int, max_sequences_per_pack:
     room = (sequences[shared] - sequences[half]) * max_length - (tokens[shared] - tokens[half])
     rest = tokens[half] - tokens[:half]
     more = -((room - rest) // max_length)  # rounded up
+    by_parts = max(_by_parts(occurring, counts, max_length, parts) for parts in range(1, PARTS))
     by_cap = -(-lengths.size // (max_sequences_per_pack or lengths.size))
-    return max(by_cap, long + int(more.max(initial=0)))
+    return max(by_cap, by_parts, long + int(more.max(initial=0)))
+
+
+def _by_parts(occurring: NDArray[np.int64], counts: NDArray[np.int64], max_length: int, parts: int) -> int:
+    """Fekete and Schepers' bound: a length over 1 / (parts + 1) of a pack takes 1 / parts of it.
+
+    Generally, what takes more than m / (parts + 1) of a pack takes m / parts, what takes exactly so
+    much keeps it; what filled a pack still fits into one (their u(k), a dual feasible function).
+    """
+    if max_length > np.iinfo(np.int64).max // (2 * PARTS):
+        return 0
+    whole, rest = np.divmod(occurring * (parts + 1), max_length)
+    taken = np.where(rest == 0, whole * parts, whole * (parts + 1))  # of parts * (parts + 1)
+    return -(-int((counts * taken).sum()) // (parts * (parts + 1)))
 
 
 def shuffle_packs(plan: PackPlan, seed: int) -> PackPlan:

@@ -9,12 +9,11 @@ load happens elsewhere: the child gets a sample of the input and answers with it
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import threading
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from padless.packer.errors import InputError
+if TYPE_CHECKING:
+    import subprocess
 
 
 class Answer(NamedTuple):
@@ -31,6 +30,8 @@ class ReferenceProcess:
     """The child; `ask` once, `answer` waits. Where no child can be had, this process does the work."""
 
     def __init__(self, folder: str) -> None:
+        import subprocess  # the child imports this module too, and needs none of what is imported inside
+
         self._folder = folder
         self._request: list[tuple[bool, list[str]]] = []
         try:
@@ -45,6 +46,8 @@ class ReferenceProcess:
 
     def ask(self, groups: list[tuple[bool, list[str]]]) -> None:
         """Hand over groups of texts, each with whether special tokens spelled in them stay text."""
+        import threading
+
         import orjson
 
         self._request = groups
@@ -91,6 +94,8 @@ def load_reference(folder: str) -> Any:
     try:
         made = tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     except Exception as error:  # tokenizers raises bare Exception
+        from padless.packer.errors import InputError
+
         raise InputError(f"tokenizers cannot load {folder}/tokenizer.json: {error}") from error
     made.no_truncation()
     made.no_padding()

@@ -122,7 +122,7 @@ class Renderer:
         rows = records.rows[: task.take]
         found = Prepared(task, len(rows), records.lines, replaced=records.replaced)
         examples: list[tuple[int, Example]] = []
-        convert = self._converter(task.format)
+        convert = self._converter(task.format, rows)
         owners: list[int] | None = None
         if task.format == "preference" or self.config.expand_turns:
             owners = found.owners = []
@@ -154,19 +154,23 @@ class Renderer:
         self._render(found, examples)
         return found
 
-    def _converter(self, name: str) -> Convert:
+    def _converter(self, name: str, rows: list[Any]) -> Convert:
         if name == "alpaca" and self.template is None:
             return alpaca.classic
         convert: Convert = FORMATS[name].convert
-        if name in MIXED and self.config.template is not None:
-            return lambda row, columns: as_chat(self._with_variables(convert(row, columns), row))
-        return lambda row, columns: self._with_variables(convert(row, columns), row)
+        column = self._variables
+        if any(type(row) is dict and column in row for row in rows):  # variables of the records' own
+            plain = convert
 
-    def _with_variables(self, example: Converted, row: Any) -> Converted:
-        """The example with the record's own template variables."""
-        if self._variables not in row or isinstance(row, str):
-            return example
-        return with_variables(example, row[self._variables], self._variables)
+            def convert(row: Any, columns: Columns) -> Converted:
+                example = plain(row, columns)
+                if type(row) is not dict or column not in row:
+                    return example
+                return with_variables(example, row[column], column)
+
+        if name in MIXED and self.config.template is not None:
+            return lambda row, columns: as_chat(convert(row, columns))
+        return convert
 
     def bad(self, found: Prepared, record: int, message: str) -> None:
         """Drop a malformed record, or make it a problem, as the policy says."""

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from padless.packer.plan import lower_bound
+from padless.packer.strategies.constraints import padded_lengths
 from padless.runtime.format import Manifest
 from padless.runtime.reader import Array, PackedReader
 
@@ -30,24 +32,24 @@ def build_report(
     path: str | Path,
     *,
     split: str | None = None,
+    plan: str | None = None,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     shuffles: int = 20,
 ) -> dict[str, Any]:
-    """The report of one split, for `report --json`; shares are fractions.
+    """The report of one split by one of its plans, for `report --json`; shares are fractions.
 
     Raises SplitError for a folder of splits without `split`, and what opening a folder raises.
     """
-    reader = PackedReader(path, split=split)
+    reader = PackedReader(path, split=split, plan=plan)
     manifest = reader.manifest
-    statistics = manifest.statistics
+    statistics = manifest.statistics | _of_plan(reader)
     table = reader.sequence_columns("source", "length", "num_targets", "cut", "pack")
-    packed = table["pack"] >= 0
-    lengths = table["length"][packed]
-    capacity = manifest.num_packs * statistics["max_length"]
+    packs, lengths = reader.pack_sizes()
+    capacity = len(reader) * statistics["max_length"]
     tokens = int(lengths.sum())
     report = {
         "path": str(reader.path),
-        "packs": manifest.num_packs,
+        "packs": len(reader),
         "sequences": len(lengths),
         "tokens": tokens,
         "max_length": statistics["max_length"],
@@ -67,10 +69,20 @@ def build_report(
         },
         "cut_by_reason": statistics["cut_by_reason"],
         "by_source": _by_source(manifest, table),
-        "sequences_per_pack": _quantiles(np.bincount(table["pack"][packed])),
-        "max_seqlen": _quantiles(_longest(table["pack"][packed], lengths, manifest.num_packs)),
+        "sequences_per_pack": _quantiles(np.bincount(packs)),
+        "max_seqlen": _quantiles(_longest(packs, lengths, len(reader))),
     }
-    return report | {"warnings": _warnings(report, manifest)}
+    return report | {"warnings": _warnings(report, manifest, statistics.get("strategy"))}
+
+
+def _of_plan(reader: PackedReader) -> dict[str, Any]:
+    """What a further plan has of its own; nothing for the packs as they are stored."""
+    if reader.plan is None:
+        return {}
+    facts = reader.plan.facts
+    padded = padded_lengths(reader.pack_sizes()[1], facts["align"])
+    bound = lower_bound(padded, facts["max_length"], facts["max_sequences_per_pack"])
+    return {"max_length": facts["max_length"], "bound_packs": bound, "strategy": facts["strategy"]}
 
 
 def padding_share(lengths: Array, batch_size: int) -> float:
@@ -177,7 +189,7 @@ def _quantiles(values: Array) -> dict[str, int]:
     return dict(zip(_QUANTILES, found.astype(int).tolist(), strict=True))
 
 
-def _warnings(report: dict[str, Any], manifest: Manifest) -> list[str]:
+def _warnings(report: dict[str, Any], manifest: Manifest, planned_with: str | None) -> list[str]:
     records, fates = report["records"], report["tokens_by_fate"]
     options, empty_replies = manifest.options, manifest.statistics["empty_replies"]
     found = []
@@ -194,7 +206,7 @@ def _warnings(report: dict[str, Any], manifest: Manifest) -> list[str]:
     if empty_replies:
         found.append(f"{empty_replies:,} records have an empty reply (--on-empty-reply drop)")
     # One sequence a pack is asked for, as a rule for evaluation, and not meant to fill anything.
-    strategy = options.get("packed_with", options.get("strategy"))
+    strategy = planned_with or options.get("packed_with", options.get("strategy"))
     if report["packs"] and report["utilization"] < 0.9 and strategy != "none":
         found.append(
             f"the packs are {report['utilization']:.1%} full: a larger --max-length or another "

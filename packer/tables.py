@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.extra_columns import Judged
-from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
+from padless.packer.fragments import Fragments, lines_of_split
+from padless.packer.lines import DROPPED, FRAGMENT, REASONS, STATUSES, WHOLE
 from padless.packer.plan import PackPlan
 from padless.packer.token_store import ChunkStore
-from padless.packer.write import DurableFile, Gather
+from padless.packer.write import DurableFile, StoreGather
 from padless.runtime.format import TableInfo, sequence_table_schema
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ LINES_PER_FILE = 50_000_000
 LINES_PER_GROUP = 2**16
 PACKS_AT_A_TIME = 2**14
 """So that what is in memory for a moment stays small beside what is kept."""
+
+
+class Piece(NamedTuple):
+    """Some lines of a sequence table, in its order; all arrays are as long."""
+
+    record: NDArray[np.int64]
+    row: NDArray[np.int64]
+    source: NDArray[np.int32]
+    lines: NDArray[np.void]
+    """Of type LINE; its own `record` is not looked at."""
 
 
 @dataclass
@@ -47,6 +58,10 @@ class SplitLines:
     empty_replies: int = 0
     extras: dict[str, NDArray[Any]] = field(default_factory=dict)
     """[sequences] each: the columns of SEQUENCE_COLUMNS that some sequence has a value of."""
+    continued: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
+    fragments: Fragments | None = None
+    """What the plan's strategy cut; None: nothing. `elements` are then those of what was cut."""
 
     @property
     def tokens(self) -> int:
@@ -57,21 +72,56 @@ class SplitLines:
         return self.trained == self.tokens - len(self.lengths)
 
 
+class Account:
+    """What became of the records, counted over pieces of a table."""
+
+    def __init__(self, sources: int) -> None:
+        self.by_source = np.zeros(sources, dtype=np.int64)
+        self.trained = self.empty_replies = 0
+        self.status, self.dropped, self.cut = (np.zeros(256, dtype=np.int64) for _ in range(3))
+
+    def add(self, lines: NDArray[np.void], source: int | NDArray[np.int32]) -> None:
+        """Count some lines (of type LINE), all of one source or each of its own."""
+        self.trained += int(lines["targets"].sum(dtype=np.int64))
+        is_first = lines["part"] == 0
+        first = lines[is_first]
+        of = source[is_first] if isinstance(source, np.ndarray) else np.full(len(first), source)
+        self.by_source += np.bincount(of, minlength=len(self.by_source))
+        self.empty_replies += int((first["empty_reply"] & (first["length"] > 0)).sum())
+        gone = first["status"] == DROPPED
+        self.status += np.bincount(first["status"], minlength=256)
+        self.dropped += np.bincount(first["reason"][gone], minlength=256)
+        self.cut += np.bincount(first["reason"], weights=first["cut"], minlength=256).astype("i8")
+
+    def enter(self, here: SplitLines) -> None:
+        """Put the counts into a split's account."""
+        whole, truncated, fragments, gone = (int(n) for n in self.status[: len(STATUSES)])
+        here.trained, here.empty_replies = self.trained, self.empty_replies
+        here.records_by_source = self.by_source.tolist()
+        here.records = {
+            "in": whole + truncated + fragments + gone,
+            "whole": whole,
+            "truncated": truncated,
+            "split": fragments,
+            "dropped": gone,
+        }
+        here.dropped_by_reason = _named(self.dropped)
+        here.cut_by_reason = _named(self.cut)
+
+
 def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
     """Read all chunks' lines once: the sequences and the account of each split."""
     element_at = _first_elements(store)
     lengths: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
     elements: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
     ids: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
+    continued: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
+    before = [0] * splits  # sequences in earlier chunks
     found = [
         SplitLines(np.zeros(0, "i4"), np.zeros(0, "i4"), None, 0, 0, [0] * sources) for _ in range(splits)
     ]
-    status, dropped, cut = (
-        np.zeros((splits, 256), dtype=np.int64),
-        np.zeros((splits, 256), dtype=np.int64),
-        np.zeros((splits, 256), dtype=np.int64),
-    )
     judged = [Judged() for _ in range(splits)]
+    accounts = [Account(sources) for _ in range(splits)]
     base = 0
     for number in sorted(store.entries):
         entry = store.entries[number]
@@ -85,19 +135,15 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             lengths[split].append(lines["length"][sequences])
             judged[split].add(lines[sequences], base)
             elements[split].append(element[sequences].astype(np.int32))
+            later = (lines["status"] == FRAGMENT) & (lines["part"] > 0)
+            continued[split].append(before[split] + np.flatnonzero(later[sequences]))
+            before[split] += len(lengths[split][-1])
             if len(lines) and not kept[mine].all() or ids[split]:
                 if not ids[split]:  # until here every line was a sequence
                     ids[split].append(np.arange(here.lines))
                 ids[split].append(here.lines + np.flatnonzero(kept[mine]))
             here.lines += len(about)
-            here.trained += int(about["targets"].sum(dtype=np.int64))
-            first = about[about["part"] == 0]
-            here.records_by_source[entry.source] += len(first)
-            here.empty_replies += int((first["empty_reply"] & (first["length"] > 0)).sum())
-            gone = first["status"] == DROPPED
-            status[split] += np.bincount(first["status"], minlength=256)
-            dropped[split] += np.bincount(first["reason"][gone], minlength=256)
-            cut[split] += np.bincount(first["reason"], weights=first["cut"], minlength=256).astype("i8")
+            accounts[split].add(about, entry.source)
         base += entry.records
     for split, here in enumerate(found):
         here.lengths = np.concatenate([here.lengths, *lengths[split]])
@@ -106,17 +152,9 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         elements[split].clear()
         if ids[split]:
             here.ids = np.concatenate(ids[split])
+        here.continued = np.concatenate([here.continued, *continued[split]])
         here.extras = judged[split].columns()
-        whole, truncated, fragments, gone = (int(n) for n in status[split][: len(STATUSES)])
-        here.records = {
-            "in": whole + truncated + fragments + gone,
-            "whole": whole,
-            "truncated": truncated,
-            "split": fragments,
-            "dropped": gone,
-        }
-        here.dropped_by_reason = _named(dropped[split])
-        here.cut_by_reason = _named(cut[split])
+        accounts[split].enter(here)
     return found
 
 
@@ -162,8 +200,18 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     return laid(data), laid(pa.py_buffer(store.map_weights())) if store.is_weighted else None
 
 
-def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> Gather:
-    return Gather(binary, lines.elements, lines.lengths, lines.ids, weights, lines.extras)
+def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> StoreGather:
+    """A split's sequences over what `lay_elements` gave."""
+    if lines.fragments is None:
+        return StoreGather(binary, lines.elements, lines.lengths, lines.ids, weights, lines.extras)
+    import pyarrow as pa
+
+    _, offsets, data = binary.buffers()
+    begins = np.frombuffer(offsets, dtype=np.int64)[lines.elements] + 4 * lines.fragments.starts.astype("i8")
+    edges = np.union1d(begins, begins + 4 * lines.lengths.astype(np.int64))
+    fragments = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), data])
+    elements = np.searchsorted(edges, begins).astype(np.int32)
+    return StoreGather(fragments, elements, lines.lengths, lines.ids, cut=True)
 
 
 class Places:
@@ -183,15 +231,16 @@ class Places:
             self.offset[sequences] = starts - np.repeat(starts[offsets[:-1] - offsets[0]], per_pack)
 
 
-def write_table(
-    folder: str, store: ChunkStore, split: int, splits: int, total: int, places: Places
-) -> tuple[TableInfo, ...]:
-    """Write the sequence table of a split of `total` lines; one file, or several above 50 M lines."""
+def write_table(folder: str, pieces: Iterator[Piece], total: int, places: Places) -> tuple[TableInfo, ...]:
+    """Write the sequence table of a split, `total` lines in pieces of any size.
+
+    One file, or several above 50 M lines.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = sequence_table_schema()
-    columns = _columns(store, split, splits, places)
+    columns = _columns(pieces, places)
     infos: list[TableInfo] = []
     files = -(-total // LINES_PER_FILE)
     for number in range(max(files, 1)):
@@ -209,9 +258,9 @@ def write_table(
     return tuple(infos)
 
 
-def _columns(store: ChunkStore, split: int, splits: int, places: Places) -> Iterator[list[pa.Array]]:
+def _columns(pieces: Iterator[Piece], places: Places) -> Iterator[list[pa.Array]]:
     """The table's columns, a group of lines at a time; groups never cross LINES_PER_FILE."""
-    statuses, reasons = _strings(STATUSES), _strings(REASONS)
+    statuses, reasons = strings(STATUSES), strings(REASONS)
     held: list[NDArray[np.void]] = []
     facts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]] = []
     sequence = written = 0
@@ -245,31 +294,34 @@ def _columns(store: ChunkStore, split: int, splits: int, places: Places) -> Iter
             _array(offset, kept),
         ]
 
-    base = 0
-    bases: dict[int, int] = {}
     waiting = 0
-    for number in sorted(store.entries):
-        entry = store.entries[number]
-        lines = store.lines_of(entry)
-        row = bases.get(entry.source, 0)
-        if splits > 1:
-            lines = lines[lines["split"] == split]
+    for whole in pieces:
         start = 0
-        while start < len(lines):
+        while start < len(whole.lines):
             room = min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE) - waiting
-            piece = lines[start : start + room]
+            part = slice(start, start + room)
+            piece = whole.lines[part]
             start += len(piece)
             waiting += len(piece)
             held.append(piece)
-            records = piece["record"].astype(np.int64)
-            facts.append((base + records, row + records, np.full(len(piece), entry.source, dtype=np.int32)))
+            facts.append((whole.record[part], whole.row[part], whole.source[part]))
             if waiting == min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE):
                 yield emit()
                 waiting = 0
-        base += entry.records
-        bases[entry.source] = row + entry.records
     if held:
         yield emit()
+
+
+def pieces_of(store: ChunkStore, split: int, splits: int, fragments: Fragments | None) -> Iterator[Piece]:
+    """The lines of split number `split` of `splits`, cut into `fragments`, chunk after chunk."""
+    base = 0
+    bases: dict[int, int] = {}
+    for entry, lines in lines_of_split(store, split, splits, fragments):
+        row = bases.get(entry.source, 0)
+        records = lines["record"].astype(np.int64)
+        yield Piece(base + records, row + records, np.full(len(lines), entry.source, dtype=np.int32), lines)
+        base += entry.records
+        bases[entry.source] = row + entry.records
 
 
 def _array(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
@@ -280,7 +332,8 @@ def _array(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.A
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [mask, pa.py_buffer(values)])
 
 
-def _strings(words: tuple[str, ...]) -> pa.Array:
+def strings(words: tuple[str, ...]) -> pa.Array:
+    """Words as an Arrow array (`pa.array` would import pandas where that is installed)."""
     import pyarrow as pa
 
     ends = np.cumsum([0, *(len(word) for word in words)], dtype=np.int32)

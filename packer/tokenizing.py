@@ -21,6 +21,7 @@ from padless.packer.pool import run_chunks
 from padless.packer.render import Prepared, Task
 from padless.packer.several import examples_of
 from padless.packer.sources import BadRecord, Chunk, SourceFile, read_chunk, walk
+from padless.packer.strategies import CUTS
 from padless.packer.template import ChatTemplate
 from padless.packer.token_store import ChunkStore, Entry
 from padless.packer.tokenizer_files import Loading
@@ -190,6 +191,13 @@ class Tokenizing:
             raise InputError(
                 f"expand_turns would tear the chosen and rejected answers of {file.name} apart; leave it "
                 "out, or name another format"
+            )
+        cutting = CUTS & {self.config.strategy, self.config.eval_strategy}
+        if cutting and name not in ("text", "tokenized"):
+            raise InputError(
+                f"--strategy {min(cutting)} is for text: it cuts wherever a pack ends, and a fragment of "
+                f"{file.name} ({name}) would begin in mid-conversation; choose bfd, spread or another, which "
+                "cut nothing"
             )
         return name
 

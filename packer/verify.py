@@ -60,7 +60,7 @@ class VerifyReport:
         return {"path": self.path, "ok": self.ok, "checks": checks, "warnings": [*self.warnings]}
 
 
-def verify(path: str | Path, *, split: str | None = None) -> VerifyReport:
+def verify(path: str | Path, *, split: str | None = None, plan: str | None = None) -> VerifyReport:
     """Check a packed folder, or every split of a folder of splits unless one is named.
 
     Raises NotPackedError, ManifestError, VersionError or SplitError where there is nothing to
@@ -69,7 +69,7 @@ def verify(path: str | Path, *, split: str | None = None) -> VerifyReport:
     folder = Path(path)
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:
-        return _verify_splits(folder, manifest)
+        return _verify_splits(folder, manifest, plan)
     folder, packs = open_folder(folder, split)
     checks = [_check("files", lambda: _files(folder, packs))]
     warnings = [
@@ -86,10 +86,12 @@ def verify(path: str | Path, *, split: str | None = None) -> VerifyReport:
         if checks[-1].ok:
             checks.append(_check("packs", lambda: _packs(reader, table)))
             checks.append(_check("account", lambda: _account(packs, table)))
+            if plan is not None:
+                checks.append(_check(f"plan {plan}", lambda: _plan(folder, plan, table)))
     return VerifyReport(path=str(path), checks=tuple(checks), warnings=tuple(warnings))
 
 
-def _verify_splits(folder: Path, manifest: SplitsManifest) -> VerifyReport:
+def _verify_splits(folder: Path, manifest: SplitsManifest, plan: str | None) -> VerifyReport:
     checks, warnings = [], []
     for info in manifest.splits:
         file = folder / info.name / MANIFEST
@@ -100,7 +102,7 @@ def _verify_splits(folder: Path, manifest: SplitsManifest) -> VerifyReport:
 
         checks.append(_check(f"{info.name}: manifest", same))
         if checks[-1].ok:
-            report = verify(folder / info.name)
+            report = verify(folder / info.name, plan=plan)
             checks += [
                 Check(name=f"{info.name}: {check.name}", ok=check.ok, detail=check.detail)
                 for check in report.checks
@@ -205,6 +207,21 @@ def _check_batch(
                 f"sequence {sequence_ids[place]} has {name} {values[place]} in the shards, the "
                 f"table says {table[name][sequence_ids[place]]} ({len(wrong)} such here)"
             )
+
+
+def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
+    """Every packed sequence is in the plan once, and no pack holds more than it may."""
+    reader = PackedReader(folder, plan=name)
+    found = reader.plan
+    assert found is not None
+    times = np.bincount(found.sequences, minlength=len(table["pack"]))
+    wrong = int((times != (table["pack"] >= 0)).sum())
+    _require(not wrong, f"{wrong:,} sequences are in the plan twice, or not at all, or were dropped")
+    limit = found.facts["max_length"]
+    ends = np.concatenate([[0], np.cumsum(table["length"][found.sequences], dtype=np.int64)])
+    fullest = int(np.diff(ends[found.offsets]).max(initial=0))
+    _require(fullest <= limit, f"a pack holds {fullest:,} tokens, max_length is {limit:,}")
+    return f"{len(found.sequences):,} sequences in {len(found):,} packs of at most {limit:,}"
 
 
 def _records(reader: PackedReader, table: dict[str, Array]) -> str:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,35 @@ class Layout:
         return found
 
 
+class Gather(Protocol):
+    """Where the tokens of a split's sequences come from."""
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """[sequences]: their tokens."""
+
+    @property
+    def ids(self) -> NDArray[Any] | None:
+        """[sequences]: each one's line of the sequence table; None: its own number."""
+
+    def fill(
+        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
+    ) -> NDArray[np.int64]:
+        """Write these sequences one after the other into `tokens` and, where given, `labels`.
+
+        Returns the targets of each.
+        """
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the tokens have weights, some of which are not 1."""
+
+    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
+        """An extra column of these sequences: [sequences], or the values of all their tokens."""
+
+
 @dataclass(frozen=True)
-class Gather:
+class StoreGather:
     """Sequences as elements of a binary array over the mapped token store."""
 
     binary: pa.Array
@@ -68,13 +95,39 @@ class Gather:
     """The weights of the tokens, in elements like theirs."""
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Sequence-level columns, [sequences] each."""
+    cut: bool = False
+    """Fragments, of which all but the first token is trained, whatever the store says."""
+
+    def fill(
+        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
+    ) -> NDArray[np.int64]:
+        values = self.values(sequences)
+        lengths = self.lengths[sequences]
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        # Ten times as fast as np.where: all ones where trained, and -1 - t is ~t.
+        trained = values >> 31
+        found = values ^ trained
+        tokens[:] = found
+        if self.cut:  # elsewhere than in the store, so the starts marked there are not these
+            trained[:] = -1
+            trained[starts] = 0
+        if labels is not None:
+            found -= IGNORE_INDEX
+            found &= trained
+            found += IGNORE_INDEX
+            labels[:] = found
+        counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
+        return counts
 
     def values(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
         """The stored tokens of these sequences, one after the other."""
         return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
 
+    @property
+    def is_weighted(self) -> bool:
+        return self.weights is not None
+
     def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        """An extra column of these sequences: [sequences], or the values of all their tokens."""
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
             return column
@@ -188,18 +241,9 @@ def _batch(
     labels = np.empty(total if layout.labels else 0, dtype=np.int32)
     counts = np.zeros(len(sequences), dtype=np.int64)
     for low, high in _slices(ends):
-        values = gather.values(sequences[low:high])
-        # Ten times as fast as np.where: all ones where trained, and -1 - t is ~t.
-        trained = values >> 31
-        tokens = values ^ trained
         mine = slice(int(ends[low]), int(ends[high]))
-        ids[mine] = tokens
-        if layout.labels:
-            tokens -= IGNORE_INDEX
-            tokens &= trained
-            tokens += IGNORE_INDEX
-            labels[mine] = tokens
-        counts[low:high] = -np.add.reduceat(trained, ends[low:high] - ends[low], dtype=np.int64)
+        masked = labels[mine] if layout.labels else None
+        counts[low:high] = gather.fill(sequences[low:high], ids[mine], masked)
     starts = sequence_offsets[:-1]
     columns = {
         "input_ids": _lists(ids, token_offsets),

@@ -64,8 +64,10 @@ def gather(reader: PackedReader, numbers: Sequence[int]) -> VarlenBatch:
     """`collate([reader[number] for number in numbers])`, straight from the columns.
 
     The reader has checked its record batches, so that a pack costs some slices here: no Pack is
-    made and nothing is checked again. Further columns take the other way.
+    made and nothing is checked again. Further columns and packs of a plan take the other way.
     """
+    if reader.plan is not None:
+        return collate([reader[number] for number in numbers])
     lists: tuple[list[Array], ...] = ([], [], [], [])
     num_targets = longest = tokens = 0
     for number in numbers:

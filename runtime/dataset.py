@@ -117,9 +117,8 @@ def step_order(
 
 def pack_costs(reader: PackedReader) -> Numbers:
     """The cost of each pack, from the sequence table: the shards stay untouched."""
-    columns = reader.sequence_columns("pack", "length")
-    kept = columns["pack"] >= 0
-    packs, lengths = columns["pack"][kept], columns["length"][kept].astype(np.float64)
+    packs, lengths = reader.pack_sizes()
+    lengths = lengths.astype(np.float64)
     # Sums of whole numbers below 2**53: exact in doubles.
     tokens = np.bincount(packs, weights=lengths, minlength=len(reader))
     squares = np.bincount(packs, weights=lengths * lengths, minlength=len(reader))

@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, SupportsIndex
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -28,15 +29,31 @@ from padless.runtime.format import (
     BatchError,
     ForeignFileError,
     Manifest,
-    PlanError,
     TruncatedFileError,
     check_file,
     open_folder,
     parse_type,
     sequence_table_schema,
 )
+from padless.runtime.plans import (
+    PLAN_METADATA,
+    Plan,
+    PlannedPacks,
+    columns_hash,
+    read_plan,
+    tables_hash,
+)
 
-__all__ = ["Array", "Pack", "PackBatch", "PackedReader"]
+__all__ = [
+    "PLAN_METADATA",
+    "Array",
+    "Pack",
+    "PackBatch",
+    "PackedReader",
+    "column_to_numpy",
+    "columns_hash",
+    "tables_hash",
+]
 
 # Decompressed batches live in memory (32 MiB of tokens and as much again of labels); mapped ones
 # are the operating system's, and are all kept.
@@ -45,7 +62,7 @@ _WAY_OUT = "copy the folder again, or rebuild it with pack-dataset build --force
 
 
 class PackedReader:
-    """The packs of one split, in plan zero's order. May be shared by threads, and pickled."""
+    """The packs of one split, as stored or by another plan. May be shared by threads, and pickled."""
 
     def __init__(
         self,
@@ -61,17 +78,15 @@ class PackedReader:
         MissingFileError, TruncatedFileError or ChecksumError.
         """
         folder, manifest = open_folder(Path(path).absolute(), split)
-        if plan is not None:
-            raise PlanError(
-                f"{folder} has no plan {plan!r} that this padless can read (plan files there: "
-                f"{_plan_names(folder)}); leave plan out for the order the packs are stored in"
-            )
+        found = None if plan is None else read_plan(folder, manifest, plan)
         for file in manifest.files if verify else manifest.shards:
             check_file(folder / file.file, file.bytes, file.checksum if verify else None)
-        self._open(folder, manifest)
+        self._open(folder, manifest, found)
 
-    def _open(self, folder: Path, manifest: Manifest) -> None:
+    def _open(self, folder: Path, manifest: Manifest, plan: Plan | None) -> None:
         self.path = folder
+        self.plan = plan
+        self._planned: PlannedPacks | None = None
         self.manifest = manifest
         self._batches = [
             (shard, offset, packs)
@@ -86,12 +101,14 @@ class PackedReader:
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "manifest": self.manifest}
+        return {"path": self.path, "manifest": self.manifest, "plan": self.plan}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._open(state["path"], state["manifest"])
+        self._open(state["path"], state["manifest"], state["plan"])
 
     def __len__(self) -> int:
+        if self.plan is not None:
+            return len(self.plan)
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: SupportsIndex) -> Pack:
@@ -102,11 +119,15 @@ class PackedReader:
         number, count = operator.index(index), len(self)
         if not -count <= number < count:
             raise IndexError(f"pack {number} of {count}: give {-count} to {count - 1}")
-        batch, row = self.place(number % count)
+        number %= count
+        return self._stored(number) if self.plan is None else self._by_plan(self.plan)[number]
+
+    def _stored(self, number: int) -> Pack:
+        batch, row = self.place(number)
         return batch[row]
 
     def place(self, number: int) -> tuple[PackBatch, int]:
-        """The record batch that holds a pack, and its row there; `number` is from 0 to len - 1.
+        """The record batch that holds a stored pack (one of plan zero), and its row there.
 
         For whoever takes columns of many packs at once; raises what indexing raises.
         """
@@ -114,13 +135,32 @@ class PackedReader:
         batch = self.batch(which)
         return batch, number - self._ends[which] + batch.num_packs
 
+    def _by_plan(self, plan: Plan) -> PlannedPacks:
+        if self._planned is None:
+            table = self.sequence_table(("pack", "offset", "length"))
+            self._planned = PlannedPacks(plan, table, self._stored)
+        return self._planned
+
+    def pack_sizes(self) -> tuple[Array, Array]:
+        """The pack, [N], and the length, [N], of each packed sequence, in the table's order."""
+        if self.plan is not None:
+            packs = np.repeat(np.arange(len(self.plan)), np.diff(self.plan.offsets))
+            in_order = np.argsort(self.plan.sequences, kind="stable")
+            return packs[in_order], self._by_plan(self.plan).lengths[self.plan.sequences[in_order]]
+        columns = self.sequence_columns("pack", "length")
+        kept = columns["pack"] >= 0
+        return columns["pack"][kept], columns["length"][kept]
+
     def __iter__(self) -> Iterator[Pack]:
+        if self.plan is not None:
+            yield from (self[number] for number in range(len(self)))
+            return
         for batch in self.batches():
             for row in range(batch.num_packs):
                 yield batch[row]
 
     def batches(self) -> Iterator[PackBatch]:
-        """The record batches in order, for whoever wants whole columns."""
+        """The record batches as they are stored, for whoever wants whole columns."""
         return (self.batch(which) for which in range(len(self._batches)))
 
     def batch(self, which: int) -> PackBatch:
@@ -217,7 +257,3 @@ class PackedReader:
                 )
         self._shards[shard] = (data, schema)
         return self._shards[shard]
-
-
-def _plan_names(folder: Path) -> str:
-    return ", ".join(sorted(path.stem for path in folder.glob("plans/*.parquet"))) or "none"

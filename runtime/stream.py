@@ -82,7 +82,10 @@ class PackedStream(IterableDataset[VarlenBatch]):
             balance=balance,
         )
         self._state = StreamState(
-            data=data_identity(self.reader.manifest), seed=seed, shuffle=shuffle, position=Position(epoch=0)
+            data=data_identity(self.reader.manifest, self.reader.plan),
+            seed=seed,
+            shuffle=shuffle,
+            position=Position(epoch=0),
         )
         if not len(self):
             raise StreamError(

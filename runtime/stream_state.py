@@ -14,6 +14,7 @@ import numpy as np
 from padless.runtime.errors import StateError
 from padless.runtime.format import Manifest, checksum_bytes
 from padless.runtime.order import Position
+from padless.runtime.plans import Plan
 
 STATE_VERSION = 1
 
@@ -105,7 +106,8 @@ class StreamState:
         return replace(self, position=position, worker=worker or None)
 
 
-def data_identity(manifest: Manifest) -> str:
+def data_identity(manifest: Manifest, plan: Plan | None = None) -> str:
     """A checksum over what the packs are: their plan, and the bytes of every shard."""
-    parts = [manifest.plan_hash, *(shard.checksum for shard in manifest.shards)]
+    hashed = manifest.plan_hash if plan is None else str(plan.facts["plan_hash"])
+    parts = [hashed, *(shard.checksum for shard in manifest.shards)]
     return checksum_bytes("\n".join(parts).encode())

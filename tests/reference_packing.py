@@ -41,3 +41,19 @@ def _decreasing(
         packs[chosen].append(number)
         room[chosen] -= length
     return packs
+
+
+def reference_wrapped(lengths: list[int], max_length: int, cap: int) -> list[list[tuple[int, int, int]]]:
+    """Token by token: a sequence's number, its first token and its tokens for each entry of a pack."""
+    packs: list[list[tuple[int, int, int]]] = []
+    for number, length in enumerate(lengths):
+        for token in range(length):
+            room = packs and sum(taken for _, _, taken in packs[-1]) < max_length
+            if room and packs[-1][-1][0] == number:
+                _, start, taken = packs[-1].pop()
+                packs[-1].append((number, start, taken + 1))
+            elif room and len(packs[-1]) < cap:
+                packs[-1].append((number, token, 1))
+            else:
+                packs.append([(number, token, 1)])
+    return packs

@@ -82,7 +82,7 @@ def test_every_command_and_every_option_has_help(command: str) -> None:
 
 
 def test_the_commands_are_those_of_the_design() -> None:
-    assert {"build", "report", "inspect", "verify", "demo"} <= COMMANDS.keys()
+    assert {"build", "report", "inspect", "verify", "repack", "demo"} <= COMMANDS.keys()
     assert {"build", "report", "inspect", "verify", "demo"} <= set(re.findall(r"\w+", pack("--help").out))
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from padless.packer.formats import FORMATS, detect
-from padless.packer.formats.examples import Chat, Columns, Rated, RecordError
+from padless.packer.formats.examples import Chat, Columns, RecordError
 from padless.packer.locate import LocatedTemplate, located, mark_turns
 from padless.packer.marks import split_marked
 from padless.packer.template import ChatTemplate, is_plain
@@ -51,9 +51,10 @@ def chats_of(path: Path, columns: dict[str, str], limit: int) -> list[Chat]:
     lines = text.splitlines() if path.suffix == ".jsonl" else []
     rows = [json.loads(line) for line in lines] or json.loads(text)
     named = Columns(columns)
-    convert = FORMATS[detect(rows[0], named, path.name)].convert
-    found = [convert(row, named) for row in rows[:limit]]
-    chats = [item.example if isinstance(item, Rated) else item for item in found]
+    # Labelled chats too, for the turns that they have.
+    name = "messages" if "messages" in rows[0] else detect(rows[0], named, path.name)
+    convert = FORMATS[name].convert
+    chats = [convert(row, named) for row in rows[:limit]]
     assert all(isinstance(chat, Chat) for chat in chats)
     return chats  # type: ignore[return-value]
 

@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from reference_packing import reference_bfd, reference_ffd
+from reference_packing import reference_bfd, reference_ffd, reference_wrapped
 
 from padless.packer.errors import InputError
 from padless.packer.plan import PackPlan, check_plan, lower_bound, plan_hash
-from padless.packer.strategies import STRATEGIES
+from padless.packer.strategies import CUTS, STRATEGIES
 from padless.packer.strategies.closing import Stock
 
 each_strategy = pytest.mark.parametrize("name", STRATEGIES)
+each_that_cuts_nothing = pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in CUTS])
 
 Loop = Callable[[list[int], int, int | None], list[list[int]]]
 decreasing = pytest.mark.parametrize(("name", "loop"), [("bfd", reference_bfd), ("ffd", reference_ffd)])
@@ -47,7 +48,11 @@ def test_every_sequence_is_packed_once_within_the_limits(name: str, given_input:
     lengths, max_length, cap = given_input
     plan = STRATEGIES[name](lengths, max_length, max_sequences_per_pack=cap, seed=seed)
     check_plan(plan, lengths, max_length, cap)
-    assert len(plan) >= lower_bound(lengths, max_length, cap)
+    if name in CUTS:
+        bound = max(-(-sum(lengths) // max_length), -(-len(lengths) // cap) if cap else 0)
+    else:
+        bound = lower_bound(lengths, max_length, cap)
+    assert len(plan) >= bound
     assert plan.order.dtype == np.int32 and plan.offsets.dtype == np.int64
 
 
@@ -81,11 +86,16 @@ def test_a_plan_leaves_the_lengths_as_they_were(name: str) -> None:
     assert lengths.tolist() == [2, 5, 3, 2, 3]
 
 
+@each_that_cuts_nothing
+def test_a_sequence_longer_than_a_pack_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="sequence 1 has 9 tokens, a pack holds 8"):
+        STRATEGIES[name]([3, 9], 8)
+
+
 @each_strategy
 @pytest.mark.parametrize(
     ("lengths", "max_length", "cap", "message"),
     [
-        ([3, 9], 8, None, "sequence 1 has 9 tokens, a pack holds 8"),
         ([0, 3], 8, None, "sequence 0 has 0 tokens"),
         ([], 0, None, "max_length is 0"),
         ([], 8, 0, "max_sequences_per_pack is 0"),
@@ -140,6 +150,23 @@ def test_bfd_sorts_lengths_of_more_than_16_bits(lengths: list[int]) -> None:
     assert packs_of(plan) == reference_bfd(lengths, 2**33 + 2**17)
 
 
+@given(
+    st.lists(st.integers(1, 60), max_size=40),
+    st.integers(1, 20),
+    st.none() | st.integers(1, 4),
+    st.integers(1, 9),
+)
+def test_wrapped_is_the_loop_that_cuts_where_a_pack_ends(
+    lengths: list[int], max_length: int, cap: int | None, window: int
+) -> None:
+    plan = STRATEGIES["wrapped"](lengths, max_length, max_sequences_per_pack=cap, plan_window=window)
+    check_plan(plan, lengths, max_length, cap)
+    assert plan.starts is not None and plan.lengths is not None
+    entries = list(zip(plan.order.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True))
+    packs = [entries[a:b] for a, b in itertools.pairwise(plan.offsets)]
+    assert packs == reference_wrapped(lengths, max_length, min(cap or window, window))
+
+
 @given(inputs)
 def test_none_keeps_every_sequence_alone_and_in_order(given_input: Input) -> None:
     lengths, max_length, cap = given_input
@@ -190,10 +217,12 @@ def test_all_constraints_hold_at_once(
         alone = STRATEGIES[name](
             lengths, max_length, max_sequences_per_pack=cap, align=align, plan_window=window
         )
-        assert "packs_multiple" in str(error) and -(-len(alone) // multiple) * multiple > len(lengths)
+        assert "packs_multiple" in str(error) and -(-len(alone) // multiple) * multiple > len(alone.order)
         return
-    padded = [-(-length // align) * align for length in lengths]
-    check_plan(plan, padded, max_length, cap)
+    check_plan(plan, lengths, max_length, cap)
+    taken = np.asarray(lengths)[plan.order] if plan.lengths is None else plan.lengths
+    padded = -(-taken.astype(np.int64) // align) * align
+    assert not len(plan) or np.add.reduceat(padded, plan.offsets[:-1]).max() <= max_length
     assert len(plan) % multiple == 0
     if window is not None:
         assert all(max(pack) - min(pack) < window for pack in packs_of(plan))
@@ -308,6 +337,12 @@ def test_optimal_needs_no_more_packs_than_the_others(given_input: Input, seed: i
 def test_optimal_fills_what_decreasing_orders_leave_open() -> None:
     lengths = [6, 5, 5, 4, 4, 3, 3] * 100  # bfd pairs 6 with 4 and is left with 5 3 3 beside 5 5
     assert len(STRATEGIES["optimal"](lengths, 10)) == lower_bound(lengths, 10) == 300
+
+
+@pytest.mark.parametrize(("least", "most", "each"), [(205, 250, 4), (257, 330, 3), (345, 500, 2)])
+def test_the_bound_sees_how_many_sequences_a_pack_can_hold(least: int, most: int, each: int) -> None:
+    lengths = np.random.default_rng(0).integers(least, most, 12_000)
+    assert lower_bound(lengths, 1024) == 12_000 // each == len(STRATEGIES["optimal"](lengths, 1024))
 
 
 @given(

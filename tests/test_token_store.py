@@ -238,3 +238,39 @@ def test_they_are_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest
     process.join()
     with pytest.raises(InputError, match="another build is writing into"):
         WorkFolder(str(tmp_path))
+
+
+# -- weights -------------------------------------------------------------------------------------------
+
+
+def weighted(*lengths: int, weight: float) -> ChunkResult:
+    made = result(*lengths)
+    return made._replace(weights=np.full(len(made.values), weight, dtype=np.float32))
+
+
+def test_weights_are_taken_up_with_their_chunks_and_no_others_get_those_of_a_stopped_one(
+    tmp_path: Path,
+) -> None:
+    store = ChunkStore(str(tmp_path), "key")
+    reserved = ends(store)
+    store.commit(store.write(0, 0, 10, result(2), reserved))
+    store.commit(store.write(1, 0, 10, weighted(3, weight=0.5), reserved))
+    store.write(2, 0, 10, weighted(4, weight=0.25), reserved)  # not committed
+    store.close()
+    store = ChunkStore(str(tmp_path), "key")
+    assert sorted(store.entries) == [0, 1] and store.is_weighted
+    store.commit(store.write(2, 0, 10, result(4), ends(store)))
+    found = np.frombuffer(store.map_weights(), dtype="<f4")[:9]
+    assert found.tolist() == [0, 0, 0.5, 0.5, 0.5, 0, 0, 0, 0]
+    store.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00" * 12])
+def test_a_chunk_whose_weights_changed_is_no_chunk(tmp_path: Path, damage: bytes) -> None:
+    store = ChunkStore(str(tmp_path), "key")
+    store.commit(store.write(0, 0, 10, weighted(3, weight=0.5), ends(store)))
+    store.close()
+    (tmp_path / "weights.bin").write_bytes(damage)
+    store = ChunkStore(str(tmp_path), "key")
+    assert store.entries == {} and not store.is_weighted
+    store.close()

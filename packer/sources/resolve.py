@@ -146,6 +146,11 @@ def _refuse_idle(choice: Choice, taken: set[str]) -> None:
 def _expand(spec: str) -> list[str]:
     """The files that one argument names, checked to be there and not empty."""
     if os.path.isdir(spec):
+        if os.path.isfile(os.path.join(spec, MANIFEST)) and _is_packed(spec):
+            raise InputError(
+                f"{spec} is a packed folder, its records are tokens already: pack-dataset repack {spec} "
+                "--output DIR packs them again, and several folders into one"
+            )
         paths = sorted(_in_folder(spec))
         if not paths:
             raise InputError(f"the folder {spec} holds no file to read; known extensions: {_known()}")

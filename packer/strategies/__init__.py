@@ -13,6 +13,7 @@ from padless.packer.strategies.none import none
 from padless.packer.strategies.optimal import optimal
 from padless.packer.strategies.ordered import ordered
 from padless.packer.strategies.spread import spread
+from padless.packer.strategies.wrapped import wrapped
 
 STRATEGIES: dict[str, Strategy] = {
     "bfd": constrained(in_windows(bfd)),
@@ -20,8 +21,12 @@ STRATEGIES: dict[str, Strategy] = {
     "optimal": constrained(in_windows(optimal)),
     "spread": constrained(in_windows(spread)),
     "ordered": constrained(ordered),
+    "wrapped": constrained(wrapped, cuts=True),
     "none": constrained(in_windows(none)),
 }
 
 KEEPS_ORDER = frozenset({"ordered", "none"})
 """Whose packs stand in the input's order and stay so; those of the others are shuffled."""
+
+CUTS = frozenset({"wrapped"})
+"""Whose packs hold fragments: for sequences of any length, of which every token but the first is trained."""

@@ -3,6 +3,7 @@
     align 8              lengths count as if padded to a multiple of 8, for context parallelism
     packs_multiple 16    as many packs as 16 ranks share out evenly
     plan_window 10000    a pack's sequences are among 10,000 neighbours, so reading stays local
+    groups [0 0 1 1]     sequences of one number share a pack; a window and a multiple count groups
 
 Alignment is a view: tokens are stored without the padding. A multiple is reached by splitting the
 packs of most sequences, never by dropping one. Windows are planned one by one, which costs every
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from padless.packer.errors import InputError
 from padless.packer.plan import Integers, PackPlan, as_lengths, index_type
+from padless.packer.strategies.groups import group
 
 
 class Planner(Protocol):
@@ -58,11 +60,12 @@ class Strategy(Protocol):
         align: int = 1,
         packs_multiple: int = 1,
         plan_window: int | None = None,
+        groups: ArrayLike | None = None,
     ) -> PackPlan: ...
 
 
-def constrained(planner: WindowPlanner) -> Strategy:
-    """The strategy that holds all constraints with the packs of `planner`."""
+def constrained(planner: WindowPlanner, *, cuts: bool = False) -> Strategy:
+    """The strategy that holds all constraints with the packs of `planner`; `cuts`: it cuts sequences."""
 
     def strategy(
         seq_lengths: ArrayLike,
@@ -73,17 +76,29 @@ def constrained(planner: WindowPlanner) -> Strategy:
         align: int = 1,
         packs_multiple: int = 1,
         plan_window: int | None = None,
+        groups: ArrayLike | None = None,
     ) -> PackPlan:
-        lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack)
+        lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack, cuts=cuts)
         check_constraints(max_length, align, packs_multiple, plan_window)
+        padded, cap, grouped = padded_lengths(lengths, align), max_sequences_per_pack, None
+        if groups is not None:
+            if cuts:
+                raise InputError("groups cannot be kept together by a strategy that cuts; choose another")
+            grouped = group(padded, groups, max_length, cap)
+            lengths = padded = grouped.tokens
+            cap = cap and cap // int(grouped.sizes.max(initial=1))
         plan = planner(
-            padded_lengths(lengths, align),
+            padded,
             max_length,
-            max_sequences_per_pack=max_sequences_per_pack,
+            max_sequences_per_pack=cap,
             seed=seed,
             plan_window=plan_window,
         )
-        return split_packs(plan, lengths, packs_multiple)
+        if plan.starts is not None and plan.lengths is not None:  # a sequence's last part was padded
+            taken = np.minimum(plan.lengths, lengths[plan.order] - plan.starts)
+            plan = PackPlan(plan.order, plan.offsets, plan.starts, taken.astype(plan.lengths.dtype))
+        plan = split_packs(plan, lengths, packs_multiple)
+        return plan if grouped is None else grouped.expand(plan)
 
     return strategy
 

@@ -1,0 +1,134 @@
+"""What a strategy that cuts makes of a split: fragments, each a sequence with a line of its own.
+
+    records      [ 5 ][   6   ]         tokens in the store, which nobody moves
+    plan         [ 5 ][ 3 ]|[ 3 ]       cut where a pack ends
+    lines        whole, fragment 0, fragment 1
+
+So everything behind the plan sees whole sequences, and only the lines know of the cut. Fragments that
+`--overflow split` made are joined before planning, else a long record would be cut twice. The trade-off
+is a second pass over the lines, for the account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.errors import InputError
+from padless.packer.lines import FRAGMENT, PACK_END, WHOLE
+from padless.packer.plan import PackPlan
+from padless.packer.token_store import ChunkStore, Entry
+
+if TYPE_CHECKING:
+    from padless.packer.tables import SplitLines
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fragments:
+    """Where the sequences of a split are cut."""
+
+    counts: NDArray[np.int64]
+    """[joined sequences]: fragments of each, 1 where it stays whole."""
+    starts: NDArray[Any]
+    """[fragments]: first token of each within its record."""
+    lengths: NDArray[Any]
+    """[fragments]: tokens of each."""
+
+
+def joined_lengths(split: SplitLines) -> NDArray[np.int64]:
+    """Lengths to cut, in tokens: the sequences with the fragments of one record put together.
+
+    Raises InputError where tokens are masked: a fragment has lost what its masked tokens led up to.
+    """
+    if not split.only_starts_masked:
+        masked = split.tokens - len(split.lengths) - split.trained
+        raise InputError(
+            f"--strategy wrapped cuts wherever a pack ends, and {masked:,} tokens of these are masked: a "
+            "fragment would be trained without its prompt; choose bfd, spread or another, which cut nothing"
+        )
+    found: NDArray[np.int64] = np.add.reduceat(split.lengths, _firsts(split), dtype=np.int64)
+    return found
+
+
+def cut(split: SplitLines, plan: PackPlan, store: ChunkStore, number: int, splits: int) -> SplitLines:
+    """The lines of split `number` of `splits` with the fragments that a plan over `joined_lengths` makes.
+
+    In that plan entries stand in the order of the sequences, which every strategy that cuts keeps.
+    """
+    assert plan.starts is not None and plan.lengths is not None
+    firsts = _firsts(split)
+    counts = np.bincount(plan.order, minlength=len(firsts))
+    fragments = Fragments(counts=counts, starts=plan.starts, lengths=plan.lengths)
+    ids = None
+    if split.ids is not None:
+        lines_without = split.ids[firsts] - firsts  # lines before each that have no sequence
+        ids = np.repeat(lines_without, counts) + np.arange(len(plan.order))
+    cut_ones = sum(
+        int(((lines["part"] == 0) & (lines["reason"] == PACK_END)).sum())
+        for _, lines in lines_of_split(store, number, splits, fragments)
+    )
+    records = {**split.records}
+    records["whole"] -= cut_ones
+    records["split"] += cut_ones
+    return replace(
+        split,
+        lengths=plan.lengths.astype(np.int32),
+        elements=np.repeat(split.elements[firsts], counts),
+        ids=ids,
+        lines=split.lines - len(split.lengths) + len(plan.order),
+        trained=split.tokens - len(plan.order),
+        records=records,
+        fragments=fragments,
+    )
+
+
+def lines_of_split(
+    store: ChunkStore, split: int, splits: int, fragments: Fragments | None
+) -> Iterator[tuple[Entry, NDArray[np.void]]]:
+    """Each chunk and its lines of one split, in order, cut into `fragments`; None: as they are."""
+    sequence = fragment = 0
+    for number in sorted(store.entries):
+        entry = store.entries[number]
+        lines = store.lines_of(entry)
+        if splits > 1:
+            lines = lines[lines["split"] == split]
+        if fragments is not None:
+            lines = lines[~_continues(lines)]
+            kept = lines["length"] > 0
+            each = np.ones(len(lines), dtype=np.int64)
+            each[kept] = fragments.counts[sequence : sequence + int(kept.sum())]
+            sequence += int(kept.sum())
+            lines = _repeated(lines, each)
+            places = np.flatnonzero(lines["length"] > 0)
+            here = slice(fragment, fragment + len(places))
+            fragment += len(places)
+            lines["start"][places] = fragments.starts[here]
+            lines["length"][places] = fragments.lengths[here]
+            lines["targets"][places] = fragments.lengths[here] - 1  # nothing predicts the first token
+        yield entry, lines
+
+
+def _repeated(lines: NDArray[np.void], each: NDArray[np.int64]) -> NDArray[np.void]:
+    """Each line as often as it has fragments; what was truncated or split before stays so, by its reason."""
+    ends = np.cumsum(each)
+    found = np.repeat(lines, each)
+    found["part"] = np.arange(len(found)) - np.repeat(ends - each, each)
+    newly = np.repeat(each > 1, each) & (found["status"] == WHOLE)
+    found["status"][newly] = FRAGMENT
+    found["reason"][newly] = PACK_END
+    found["cut"][found["part"] > 0] = 0
+    return found
+
+
+def _continues(lines: NDArray[np.void]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (lines["status"] == FRAGMENT) & (lines["part"] > 0)
+    return found
+
+
+def _firsts(split: SplitLines) -> NDArray[np.int64]:
+    """Numbers of the sequences that begin a record's tokens."""
+    return np.delete(np.arange(len(split.lengths)), split.continued)

@@ -1,0 +1,105 @@
+"""What a repack is: the manifest's facts that are known beforehand, and whether a folder has just those."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.config import PackConfig
+from padless.packer.errors import InputError
+from padless.runtime.format import (
+    MANIFEST,
+    Manifest,
+    SourceInfo,
+    SplitsManifest,
+    checksum_bytes,
+    load_manifest,
+    read_manifest,
+)
+
+
+class RepackIdentity:
+    """The options and sources of what comes out; of one folder those of a fresh build."""
+
+    def __init__(
+        self,
+        config: PackConfig,
+        folders: list[dict[str, Manifest]],
+        names: list[str],
+        firsts: list[Manifest],
+        excluded: NDArray[np.int64] | None,
+    ) -> None:
+        self.config, self.firsts = config, firsts
+        self.splits = tuple(folders[0])
+        self.largest_id = max(first.largest_id for first in firsts)
+        self._excluded = excluded
+        if excluded is not None and len(excluded):
+            total = sum(part.statistics["records"]["in"] for splits in folders for part in splits.values())
+            beyond = excluded[(excluded < 0) | (excluded >= total)]
+            if len(beyond):
+                raise InputError(
+                    f"--exclude names record {beyond[0]:,}, but {' and '.join(names)} have {total:,} (from 0)"
+                )
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Recorded options: of several folders with a list of values where they were built differently."""
+        found: dict[str, Any] = {}
+        for name in sorted({name for first in self.firsts for name in first.options}):
+            values = [first.options.get(name) for first in self.firsts]
+            found[name] = values[0] if all(value == values[0] for value in values) else values
+        found["formats"] = [name for first in self.firsts for name in first.options.get("formats", [])]
+        recorded = self.config.recorded()
+        if len(self.firsts) > 1:
+            found["eval_files"] = sum(first.options.get("eval_files", 0) for first in self.firsts)
+            recorded = {name: v for name, v in recorded.items() if not isinstance(found.get(name), list)}
+        found.update(recorded)
+        found.pop("packed_with", None)
+        if self._excluded is not None:
+            found["excluded"] = checksum_bytes(self._excluded.tobytes())
+        return found
+
+    @property
+    def sources(self) -> tuple[SourceInfo, ...]:
+        return tuple(
+            SourceInfo(path=source.path, bytes=source.bytes, checksum=source.checksum, records=0)
+            for first in self.firsts
+            for source in first.sources
+        )
+
+    def finished(self) -> tuple[Manifest | SplitsManifest, dict[str, Manifest]] | None:
+        """What an earlier run of this very repack (or the build that it equals) left, or None.
+
+        InputError where the folder holds other data and nobody said `force`.
+        """
+        output = self.config.output
+        if self.config.force or not os.path.exists(os.path.join(output, MANIFEST)):
+            return None
+        manifest = load_manifest(output)
+        if isinstance(manifest, SplitsManifest):
+            manifests = {name: read_manifest(output, name) for name in manifest.names}
+        else:
+            manifests = {"": manifest}
+        old = next(iter(manifests.values()))
+        before = {name: value for name, value in old.options.items() if name != "packed_with"}
+        different = [
+            f"{name} {before.get(name)!r}, now {self.options.get(name)!r}"
+            for name in sorted({*before, *self.options})
+            if before.get(name) != self.options.get(name)
+        ]
+        if tuple(manifests) != self.splits:
+            different.append("other splits")
+        if old.tokenizer_fingerprint != self.firsts[0].tokenizer_fingerprint:
+            different.append("another tokenizer")
+        if [(s.path, s.checksum) for s in old.sources] != [(s.path, s.checksum) for s in self.sources]:
+            different.append("other sources")
+        if different:
+            raise InputError(
+                f"{output} holds a finished data set of another build ({'; '.join(different[:4])}): give "
+                "another --output, or --force to replace it"
+            )
+        return manifest, manifests

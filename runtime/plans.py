@@ -1,0 +1,150 @@
+"""Further plans over the sequences of a folder: other packs, gathered as they are asked for.
+
+A plan file names sequences; where their tokens lie says the sequence table. A pack is put together from
+slices of stored packs, so it costs a copy, and reads from as many places as it has sequences. Nothing but
+the plan and 12 bytes a sequence is held.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from padless.runtime.arrays import Array, column_to_numpy, to_numpy
+from padless.runtime.batch import Pack
+from padless.runtime.errors import PlanError
+from padless.runtime.format import IGNORE_INDEX, Manifest, checksum_bytes
+
+PLAN_METADATA = b"padless"
+"""The key of a plan file's own metadata: a JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """Pack p holds `sequences[offsets[p]:offsets[p + 1]]`, whole, in that order."""
+
+    name: str
+    sequences: Array
+    """[entries] int64, lines of the sequence table."""
+    offsets: Array
+    """[packs + 1] int64."""
+    facts: dict[str, Any]
+    """max_length, strategy, constraints, seed, epoch, sequence_table and plan_hash."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def tables_hash(manifest: Manifest) -> str:
+    """Names the folder's sequence table: a checksum over those of its parts."""
+    return checksum_bytes("\n".join(table.checksum for table in manifest.sequence_tables).encode())
+
+
+def plan_names(folder: Path) -> list[str]:
+    """The plans that lie in a folder."""
+    return sorted(path.stem for path in folder.glob("plans/*.parquet"))
+
+
+def columns_hash(sequences: Array, offsets: Array) -> str:
+    """Names which sequences are in which pack, in which order."""
+    return checksum_bytes(sequences.astype("<i8").tobytes() + offsets.astype("<i8").tobytes())
+
+
+def read_plan(folder: Path, manifest: Manifest, name: str) -> Plan:
+    """The plan of that name, checked against the folder.
+
+    Raises PlanError where there is none, it belongs to other sequences, or it is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    path = folder / "plans" / f"{name}.parquet"
+    if name not in plan_names(folder):
+        raise PlanError(
+            f"{folder} has no plan {name!r} (plans there: {', '.join(plan_names(folder)) or 'none'}); leave "
+            "plan out for the order the packs are stored in"
+        )
+    way_out = f"make it again: pack-dataset repack {folder} --plan-only {name} --force"
+    try:
+        table = pq.read_table(path)
+        facts = json.loads((table.schema.metadata or {})[PLAN_METADATA])
+        table.validate(full=True)
+        lists = table.column("sequences").combine_chunks()
+        if isinstance(lists, pa.ChunkedArray):
+            lists = pa.concat_arrays(lists.chunks)
+        offsets = to_numpy(lists.offsets).astype(np.int64)
+        sequences = to_numpy(lists.values)[offsets[0] : offsets[-1]]
+        offsets -= offsets[0]
+        cut = max(table.column(key).null_count < len(table) for key in ("starts", "lengths"))
+    except (pa.ArrowException, OSError, KeyError, ValueError, AttributeError) as problem:
+        raise PlanError(f"{path} is no plan ({problem}); {way_out}") from None
+    if facts.get("sequence_table") != tables_hash(manifest):
+        raise PlanError(f"{path} was made over other sequences than this folder's; {way_out}")
+    lines = sum(info.lines for info in manifest.sequence_tables)
+    known = not len(sequences) or 0 <= int(sequences.min()) <= int(sequences.max()) < lines
+    if (
+        not known
+        or (np.diff(offsets) < 1).any()
+        or facts.get("plan_hash") != columns_hash(sequences, offsets)
+    ):
+        raise PlanError(f"{path} is damaged: it is not what its hash says; {way_out}")
+    if cut:
+        raise PlanError(f"{path} cuts sequences, which this padless does not read; {way_out}")
+    return Plan(name=name, sequences=sequences, offsets=offsets, facts=facts)
+
+
+class PlannedPacks:
+    """The packs of a plan, out of stored ones."""
+
+    def __init__(self, plan: Plan, table: pa.Table, stored: Callable[[int], Pack]) -> None:
+        self.plan = plan
+        self._pack = column_to_numpy(table.column("pack"))
+        self._offset = column_to_numpy(table.column("offset")).astype(np.int32)
+        self.lengths = column_to_numpy(table.column("length"))
+        self._stored = stored
+        if len(plan.sequences) and int(self._pack[plan.sequences].min()) < 0:
+            raise PlanError(f"plan {plan.name!r} names a sequence that was dropped: make it again")
+
+    def __getitem__(self, number: int) -> Pack:
+        """Pack `number`, from 0; pack-level extras belong to stored packs and are left out."""
+        mine = self.plan.sequences[self.plan.offsets[number] : self.plan.offsets[number + 1]]
+        stored = [self._stored(int(pack)) for pack in self._pack[mine]]
+        places = self._offset[mine].tolist()
+        lengths = self.lengths[mine]
+        ends = [start + length for start, length in zip(places, lengths.tolist(), strict=True)]
+        slices = [slice(*place) for place in zip(places, ends, strict=True)]
+        labels = _together([pack.labels[part] for pack, part in zip(stored, slices, strict=True)])
+        levels = {name: level for name, level in stored[0].extra_levels.items() if level != "pack"}
+        extras: dict[str, Any] = {}
+        for name, level in levels.items():
+            if level == "token":
+                pieces = [pack.extras[name][part] for pack, part in zip(stored, slices, strict=True)]
+            else:
+                rows = [
+                    int(np.flatnonzero(p.sequence_ids == n)[0]) for p, n in zip(stored, mine, strict=True)
+                ]
+                pieces = [pack.extras[name][row : row + 1] for pack, row in zip(stored, rows, strict=True)]
+            extras[name] = _together(pieces)
+        return Pack(
+            input_ids=_together([pack.input_ids[part] for pack, part in zip(stored, slices, strict=True)]),
+            labels=labels,
+            seq_lengths=lengths,
+            sequence_ids=mine,
+            num_tokens=int(lengths.sum()),
+            num_targets=int((labels != IGNORE_INDEX).sum()),
+            max_seqlen=int(lengths.max()),
+            attention_cost=int((lengths.astype(np.int64) ** 2).sum()),
+            extras=extras,
+            extra_levels=levels,
+        )
+
+
+def _together(pieces: list[Array]) -> Array:
+    found = np.concatenate(pieces)
+    found.flags.writeable = False
+    return found

@@ -1,0 +1,66 @@
+"""`pack-dataset repack` of a folder to another length, beside what copying the folder takes.
+
+Whole processes, in interleaved pairs, since a disk's speed moves from minute to minute. `cp` is timed with
+and without waiting for the disk: repack's files are on the disk when it ends, cp's are not.
+
+    python scripts/bench_repack.py --folder packed --max-length 4096 --workers 2 --work /tmp/bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench_results import Results
+
+from padless.runtime.format import read_manifest
+
+
+def timed(command: list[str]) -> float:
+    """Seconds of a command's whole process."""
+    start = time.perf_counter()
+    subprocess.run(command, check=True)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--max-length", type=int, required=True)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--work", type=Path, required=True, help="An empty folder on the same disk.")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    here = Path(__file__).parent
+    results = Results(bench="repack", path=here / "results" / "bench_repack.jsonl")
+    manifest = read_manifest(arguments.folder)
+    size = sum(shard.bytes for shard in manifest.shards)
+    case = f"{manifest.statistics['tokens'] / 1e6:.0f} M tokens, {size / 1e9:.2f} GB"
+    output = arguments.work / "output"
+    repack = [sys.executable, "-m", "padless.packer.cli", "repack", str(arguments.folder), "--quiet"]
+    repack += ["--max-length", str(arguments.max_length), "--workers", str(arguments.workers)]
+    copy = ["cp", "-r", str(arguments.folder), str(output)]
+    arms = {
+        "repack": [*repack, "--output", str(output)],
+        "cp": copy,
+        "cp, on the disk": ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', *copy[2:]],
+    }
+    for shard in manifest.shards:  # into the page cache
+        (arguments.folder / shard.file).read_bytes()
+    for _ in range(arguments.rounds):
+        for arm, command in arms.items():
+            seconds = timed(command)
+            shutil.rmtree(output)
+            results.add(case, arm, "seconds", seconds, "s")
+            results.add(case, arm, "shards", size / seconds / 1e9, "GB/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""Packed folders packed again without tokenizing: the same bytes as a fresh build, or a reason why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import (
+    DEMO,
+    Run,
+    assert_verified,
+    build,
+    built,
+    demo_rows,
+    files_of,
+    pack,
+    sequence_table,
+    sequences_of,
+    state_of,
+    write_lines,
+)
+
+TEXT = ("--format", "text")
+
+
+def repack(*arguments: object) -> Run:
+    return pack("repack", *arguments, "--json")
+
+
+def repacked(*arguments: object) -> dict[str, Any]:
+    """A repack that must succeed; its summary."""
+    run = repack(*arguments)
+    assert run.code == 0, run.err
+    found: dict[str, Any] = run.json
+    return found
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of 1 to some 2,000 tokens."""
+    words = " ".join(row["output"] for row in demo_rows()).split()
+    rows = [{"text": " ".join(words[i * 7 : i * 7 + 1 + (i * 37) % 900])} for i in range(60)]
+    return write_lines(tmp_path_factory.mktemp("texts") / "texts.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens with masks: of every third record only the last two are trained."""
+    rows = []
+    for i in range(60):
+        ids = [(i * 31 + k * 7) % 900 + 3 for k in range(5 + (i * 37) % 300)]
+        untrained = len(ids) - 2 if i % 3 == 0 else 3
+        rows.append({"input_ids": ids, "labels": [-100] * untrained + ids[untrained:]})
+    return write_lines(tmp_path_factory.mktemp("masked") / "masked.jsonl", rows)
+
+
+def assert_like_fresh(
+    tmp_path: Path,
+    source: Path,
+    before: Sequence[object],
+    now: Sequence[object],
+    common: Sequence[object] = (),
+) -> None:
+    """`now` over a folder built with `before` gives what a build with `before` and then `now` gives."""
+    built(source, tmp_path / "old", *common, *before)
+    built(source, tmp_path / "fresh", *common, *before, *now)
+    repacked(tmp_path / "old", "--output", tmp_path / "again", *now)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "fresh")
+    assert_verified(tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ((), ("--max-length", 2048)),
+        (("--max-length", 4096), ("--max-length", 800)),
+        ((), ("--strategy", "spread", "--seed", 5)),
+        ((), ("--strategy", "none", "--max-sequences-per-pack", 3)),
+        ((), ("--shard-size", 60_000)),
+        (("--shard-size", 40_000), ("--compression", "zstd")),
+        (("--compression", "lz4"), ("--compression", "none", "--align", 8)),
+        (("--train-on", "all", "--labels", "always"), ("--labels", "auto")),
+        (("--train-on", "all"), ("--labels", "always", "--packs-multiple", 7)),
+        (("--on-empty-reply", "drop", "--overflow", "drop"), ("--max-length", 300)),
+        (("--overflow", "drop", "--max-length", 300), ("--strategy", "ordered", "--plan-window", 16)),
+        (("--overflow", "truncate", "--max-length", 300), ("--strategy", "spread")),
+        (("--eval-fraction", 0.2), ("--max-length", 2048, "--eval-strategy", "bfd")),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_chats_packed_again_are_a_fresh_build(
+    tmp_path: Path, before: tuple[object, ...], now: tuple[object, ...]
+) -> None:
+    assert_like_fresh(tmp_path, DEMO, before, now)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (("--overflow", "split", "--max-length", 100), ("--max-length", 4096)),
+        (("--overflow", "split", "--max-length", 100), ("--max-length", 64)),
+        (("--overflow", "split", "--max-length", 300), ("--max-length", 170, "--strategy", "spread")),
+        (("--overflow", "split", "--max-length", 100), ("--strategy", "none")),
+        (("--overflow", "split", "--max-length", 64), ("--overflow", "truncate", "--max-length", 90)),
+        (("--overflow", "split", "--max-length", 64), ("--overflow", "drop", "--max-length", 90)),
+        (("--overflow", "split", "--compression", "lz4"), ("--max-length", 90)),
+        (("--max-length", 8192), ("--overflow", "split", "--max-length", 128)),
+        (("--overflow", "truncate", "--max-length", 128), ("--max-length", 64)),
+        (("--overflow", "truncate", "--max-length", 128), ("--overflow", "drop", "--max-length", 100)),
+        (("--overflow", "drop", "--max-length", 400), ("--max-length", 100)),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_texts_are_joined_before_they_are_cut_again(
+    tmp_path: Path, texts: Path, before: tuple[object, ...], now: tuple[object, ...]
+) -> None:
+    assert_like_fresh(tmp_path, texts, before, now, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ((), ("--overflow", "truncate", "--max-length", 100)),
+        (("--overflow", "truncate", "--max-length", 150), ("--max-length", 40)),
+        (("--overflow", "truncate", "--max-length", 150), ("--strategy", "spread")),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_a_cut_that_leaves_no_target_drops_the_record(
+    tmp_path: Path, masked: Path, before: tuple[object, ...], now: tuple[object, ...]
+) -> None:
+    assert_like_fresh(tmp_path, masked, before, now)
+    dropped = [reason for reason in sequence_table(tmp_path / "again")["reason"] if reason == "too-long"]
+    assert dropped
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (("--overflow", "drop", "--max-length", 300), ("--max-length", 1024), "build once at the longest"),
+        (
+            ("--overflow", "truncate", "--max-length", 300),
+            ("--max-length", 1024),
+            "build once at the longest",
+        ),
+        ((), ("--max-length", 300), "have more than max_length 300"),
+        ((), ("--max-length", 300, "--overflow", "truncate"), "end of a turn"),
+        ((), ("--max-length", 300, "--overflow", "split"), "loss mask"),
+        (("--eval-fraction", 0.2), ("--seed", 1), "another validation split"),
+        ((), ("--align", 2000), "align"),
+        ((), ("--strategy", "best"), "strategy"),
+    ],
+    ids=lambda words: " ".join(map(str, words)) if isinstance(words, tuple) else "",
+)
+def test_what_no_folder_can_tell_is_refused_with_the_reason(
+    tmp_path: Path, before: tuple[object, ...], now: tuple[object, ...], said: str
+) -> None:
+    built(DEMO, tmp_path / "old", *before)
+    run = repack(tmp_path / "old", "--output", tmp_path / "again", *now)
+    assert (run.code, run.out) == (2, "")
+    assert said in run.err
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_same_repack_again_does_nothing_and_another_is_refused(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "old")
+    words = (tmp_path / "old", "--output", tmp_path / "again", "--max-length", 2048)
+    assert repacked(*words)["was_finished"] is False
+    before = state_of(tmp_path / "again")
+    assert repacked(*words)["was_finished"] is True
+    assert built(DEMO, tmp_path / "again", "--max-length", 2048)["was_finished"] is True
+    assert state_of(tmp_path / "again") == before
+    run = repack(*words, "--seed", 3)
+    assert run.code == 2 and "seed 0, now 3" in run.err and "--force" in run.err
+    assert state_of(tmp_path / "again") == before
+    assert repacked(*words, "--seed", 3, "--force")["was_finished"] is False
+    assert_verified(tmp_path / "again")
+
+
+def test_a_folder_is_never_packed_into_itself(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "old")
+    before = state_of(tmp_path / "old")
+    for output in (tmp_path / "old", tmp_path / "old" / "again"):
+        run = repack(tmp_path / "old", "--output", output, "--max-length", 2048, "--force")
+        assert run.code == 2 and "lie in each other" in run.err
+    assert state_of(tmp_path / "old") == before
+
+
+def test_a_damaged_shard_is_not_copied(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "old")
+    shard = next((tmp_path / "old").glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    run = repack(tmp_path / "old", "--output", tmp_path / "again")
+    assert run.code == 2 and shard.name in run.err
+    assert not (tmp_path / "again").exists()
+
+
+def test_several_folders_are_packed_together(tmp_path: Path, texts: Path) -> None:
+    built(DEMO, tmp_path / "chats", "--labels", "always")
+    built(texts, tmp_path / "texts", *TEXT, "--max-length", 4096, "--compression", "zstd")
+    found = repacked(
+        tmp_path / "chats", tmp_path / "texts", "--output", tmp_path / "both", "--max-length", 4096,
+        "--labels", "auto", "--compression", "none",
+    )  # fmt: skip
+    assert_verified(tmp_path / "both")
+    first, second, both = (sequences_of(tmp_path / name) for name in ("chats", "texts", "both"))
+    assert [both[n] for n in sorted(both)] == [
+        *(first[n] for n in sorted(first)),
+        *(second[n] for n in sorted(second)),
+    ]
+    assert found["records"] == len(demo_rows()) + 60
+    assert sequence_table(tmp_path / "both")["record"] == list(range(found["records"]))
+
+
+def test_folders_of_other_tokenizers_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        built(DEMO, tmp_path / name)
+    manifest = tmp_path / "two" / "manifest.json"
+    content = json.loads(manifest.read_bytes())
+    content["tokenizer"]["fingerprint"] = "sha256:" + "0" * 64
+    manifest.write_text(json.dumps(content))
+    run = repack(tmp_path / "one", tmp_path / "two", "--output", tmp_path / "both")
+    assert run.code == 2 and "another tokenizer" in run.err
+
+
+def test_excluded_records_stay_in_the_account(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "old", "--on-empty-reply", "drop")
+    (tmp_path / "out.txt").write_text("3\n0\n")
+    found = repacked(tmp_path / "old", "--output", tmp_path / "new", "--exclude", tmp_path / "out.txt")
+    assert found["dropped_by_reason"]["excluded"] == 2
+    table, before = sequence_table(tmp_path / "new"), sequence_table(tmp_path / "old")
+    assert [table["reason"][n] for n in (0, 3)] == ["excluded", "excluded"]
+    assert [table["cut"][n] for n in (0, 3)] == [before["length"][n] for n in (0, 3)]
+    kept, old = sequences_of(tmp_path / "new"), sequences_of(tmp_path / "old")
+    assert kept == {number: tokens for number, tokens in old.items() if number not in (0, 3)}
+    assert_verified(tmp_path / "new")
+
+
+@pytest.mark.parametrize(("lines", "said"), [("x\n", "one a line"), ("999999\n", "999,999")])
+def test_a_bad_exclude_file_is_refused(tmp_path: Path, lines: str, said: str) -> None:
+    built(DEMO, tmp_path / "old")
+    (tmp_path / "out.txt").write_text(lines)
+    run = repack(tmp_path / "old", "--output", tmp_path / "new", "--exclude", tmp_path / "out.txt")
+    assert run.code == 2 and said in run.err
+
+
+def test_a_build_names_the_way_to_pack_a_packed_folder_again(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "old")
+    run = build(tmp_path / "old", tmp_path / "new")
+    assert run.code == 2 and "pack-dataset repack" in run.err
+
+
+def test_what_cuts_where_packs_end_is_no_repack(tmp_path: Path, texts: Path) -> None:
+    built(texts, tmp_path / "whole", *TEXT, "--max-length", 2048)
+    run = repack(tmp_path / "whole", "--output", tmp_path / "out", "--strategy", "wrapped")
+    assert run.code == 2 and "cuts wherever a pack ends" in " ".join(run.err.split())
+    built(texts, tmp_path / "wrapped", *TEXT, "--max-length", 2048, "--strategy", "wrapped")
+    run = repack(tmp_path / "wrapped", "--output", tmp_path / "out")
+    assert run.code == 2 and "build again" in " ".join(run.err.split())
+    assert not (tmp_path / "out").exists()

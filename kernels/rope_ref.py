@@ -67,5 +67,10 @@ def _positions(given: RopeInputs, batch: int, length: int) -> Tensor:
         return tokens[:length][None]
     # Tokens after the last boundary are a sequence of their own.
     bounds = given.cu_seqlens.long()
+    if bounds[0] != 0 or bounds[-1] > len(tokens) or bool((bounds.diff() < 0).any()):
+        raise ValueError(
+            f"cu_seqlens go from {bounds[0]} to {bounds[-1]} over {len(tokens)} tokens; they must begin at "
+            "0, never fall and stay within the tokens"
+        )
     start = bounds[torch.searchsorted(bounds, tokens, right=True) - 1]
     return (tokens - start).view(batch, length)

@@ -9,6 +9,7 @@ import pytest
 from building import assert_verified, build, built, pack, sequence_table, write_lines
 from toys import CHAT, END, packed, refused, targets, turns, word_tokenizer
 
+from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS, detect
 from padless.packer.formats.examples import Chat, Columns, Pair, Preference, Rated, RecordError
 from padless.runtime.collate import collate
@@ -77,7 +78,7 @@ def test_a_row_is_told_by_its_columns_and_becomes(row: dict[str, Any], expected:
         ({"prompt": [ASK], "chosen": [YES], "rejected": [{"role": "assistant"}]}, r"rejected\[0\] \(assist"),
         ({"prompt": "q", "chosen": 3, "rejected": "b"}, "chosen must be text"),
         ({"chosen": "a"}, "no column rejected"),
-        ({"messages": [ASK, YES], "label": "good"}, "label must be true or false, got 'good'"),
+        ({"messages": [ASK, YES], "label": "good"}, r"label must be true or false \(or 1 or 0\), got 'good'"),
         ({"messages": [YES, ASK], "label": True}, "the last turn is not the assistant's"),
         ({"text": "q", "label": True}, "no prompt and completion, and no messages"),
     ],
@@ -207,3 +208,13 @@ def test_turns_of_pairs_are_not_expanded(tmp_path: Path, words: Path) -> None:
     source = write_lines(tmp_path / "rows.jsonl", rows)
     run = build(source, tmp_path / "packed", "--tokenizer", words, "--expand-turns")
     assert run.code == 2 and "apart" in run.err
+
+
+@pytest.mark.parametrize("row", [{"prompt": "q", "completion": "a"}, {"messages": [ASK, YES]}])
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_label_that_is_a_number_is_asked_about_and_taken_as_told(row: dict[str, Any], label: int) -> None:
+    row = {**row, "label": label}
+    with pytest.raises(InputError, match="--format preference or --format (prompt-completion|messages)"):
+        detect(row, USUAL, "rows.jsonl")
+    found = FORMATS["preference"].convert(row, USUAL)
+    assert isinstance(found, Rated) and found.label is bool(label)

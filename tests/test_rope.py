@@ -427,3 +427,11 @@ def test_triton_is_imported_only_for_a_kernel() -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+@pytest.mark.parametrize("bounds", [[1, 5], [0, 4, 2, 5], [0, 3, 6]])
+def test_boundaries_that_do_not_fit_the_tokens_are_refused(bounds: list[int]) -> None:
+    q, k = torch.ones(5, 2, 8), torch.ones(5, 1, 8)
+    cos, sin = rope_tables(8, 8)
+    with pytest.raises(ValueError, match="begin at 0, never fall and stay within the tokens"):
+        rope_qk(q, k, cos, sin, cu_seqlens=torch.tensor(bounds, dtype=torch.int32))

@@ -58,6 +58,11 @@ def detect(row: Mapping[str, Any] | str, columns: Columns, source: str) -> str:
             f"({', '.join(FORMATS)})"
         )
     fitting = _fitting(row, columns)
+    if fitting and "preference" not in fitting and preference.may_be_judged(row, columns):
+        raise InputError(
+            f"{source}: its label is a number ({', '.join(map(str, row))}), a verdict on the answer or the "
+            f"number of a class; say which with --format preference or --format {fitting[0]}"
+        )
     if len(fitting) > 1:  # columns that are empty say nothing
         filled = {name: value for name, value in row.items() if value not in (None, "", [])}
         fitting = _fitting(filled, columns) or fitting

@@ -43,6 +43,16 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
     return name is not None and type(row[name]) is bool and _single(row, columns) is not None
 
 
+def may_be_judged(row: Mapping[str, Any], columns: Columns) -> bool:
+    """Whether the label of a single answer is 0 or 1: a verdict, or the number of a class."""
+    name = columns.find(row, *LABEL)
+    return name is not None and _is_number_of_verdict(row[name]) and _single(row, columns) is not None
+
+
+def _is_number_of_verdict(label: Any) -> bool:
+    return type(label) is int and label in (0, 1)
+
+
 def convert(row: Mapping[str, Any], columns: Columns) -> Converted:
     if columns.find(row, "chosen") is None and columns.find(row, *LABEL) is not None:
         return _rated(row, columns)
@@ -103,8 +113,8 @@ def _single(row: Mapping[str, Any], columns: Columns) -> Any:
 
 def _rated(row: Mapping[str, Any], columns: Columns) -> Rated:
     label = columns.value(row, *LABEL)
-    if type(label) is not bool:
-        raise RecordError(f"label must be true or false, got {label!r}")
+    if type(label) is not bool and not _is_number_of_verdict(label):
+        raise RecordError(f"label must be true or false (or 1 or 0), got {label!r}")
     one = _single(row, columns)
     if one is None:
         raise RecordError(
@@ -115,4 +125,4 @@ def _rated(row: Mapping[str, Any], columns: Columns) -> Rated:
         if example.messages[-1]["role"] != "assistant":
             raise RecordError("the last turn is not the assistant's, so there is no answer to judge")
         example = example._replace(first_trained=len(example.messages) - 1)
-    return Rated(example, label)
+    return Rated(example, bool(label))

@@ -15,7 +15,7 @@ from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
 from padless.packer.formats.examples import Tokens
-from padless.packer.lines import EVAL, Problem
+from padless.packer.lines import Problem
 from padless.packer.render import Prepared, Renderer, Task
 from padless.packer.several import merge
 from padless.packer.spans import Shield, Spanned, encode_marked, join, take
@@ -88,8 +88,9 @@ class ChunkWork:
         if prepared.owners is not None:
             lines, values, weights = merge(prepared, lines, values, weights)
         problems = sorted([*prepared.problems, *problems])
+        lines["split"] = prepared.task.split
         if prepared.eval_records is not None and len(lines):
-            lines["split"] = np.where(prepared.eval_records[lines["record"]], EVAL, 0)
+            lines["split"] = prepared.eval_records[lines["record"]]
         return ChunkResult(lines, values, prepared.count, problems, prepared.replaced, weights)
 
     def _with_ends(self, spanned: Spanned) -> Spanned:

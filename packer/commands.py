@@ -126,7 +126,11 @@ def build(
         Option(metavar="ROLE=NAME", help="A column's name, where it is not the usual one."),
     ] = None,
     split: Annotated[
-        str | None, Option(help="Of sources with splits (Hub, save_to_disk). Default: train.")
+        str | None,
+        Option(
+            help="Of sources with splits (Hub, save_to_disk). Several (train,test) or all make a folder of "
+            "each. Default: train."
+        ),
     ] = None,
     subset: Annotated[str | None, Option(help="Of a data set on the Hub. Default: its own.")] = None,
     revision: Annotated[
@@ -186,7 +190,7 @@ def build(
     eval_source: Annotated[
         list[str] | None, Option(metavar="SOURCE", help="Files for a validation split.")
     ] = None,
-    eval_strategy: Annotated[str, Option(help="Strategy of the validation split.")] = "none",
+    eval_strategy: Annotated[str, Option(help="Strategy of splits for evaluation.")] = "none",
     labels: Annotated[str, Option(help="auto leaves the column out where it says nothing; always.")] = "auto",
     shard_size: Annotated[
         int, Option(parser=byte_size, metavar="BYTES", help="Of a shard, at most: 512MiB, 1GB, or a number.")

@@ -46,7 +46,7 @@ class PackConfig:
 
     sources: tuple[Any, ...]
     """Files, globs, folders, Hub ids, and objects of the `datasets` library (Dataset, IterableDataset,
-    DatasetDict)."""
+    DatasetDict, or a dict of them)."""
     tokenizer: str
     """A local tokenizer folder (with tokenizer.json), or a model's name on the Hub."""
     max_length: int
@@ -56,7 +56,7 @@ class PackConfig:
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, where a source names its columns otherwise."""
     split: str | None = None
-    """Of sources with splits; None: train."""
+    """Of sources with splits; None: train. `train,test` or `all` make a folder with splits."""
     subset: str | None = None
     """Of a data set on the Hub; None: its default."""
     revision: str | None = None
@@ -107,6 +107,7 @@ class PackConfig:
     def __post_init__(self) -> None:
         from padless.packer.formats import FORMATS, ROLES
         from padless.packer.sources.objects import is_dataset
+        from padless.packer.sources.splits import are_several
         from padless.packer.strategies import STRATEGIES
         from padless.packer.strategies.constraints import check_constraints
 
@@ -155,6 +156,11 @@ class PackConfig:
             raise InputError("eval_fraction 1 leaves nothing to train on; give less than 1")
         if self.eval_fraction and self.eval_sources:
             raise InputError("give eval_fraction or eval_source, not both")
+        if are_several(self.split) and (self.eval_fraction or self.eval_sources):
+            raise InputError(
+                f"split {self.split} keeps the sources' own splits: give it, or else eval_fraction or "
+                "eval_source"
+            )
         self._choice("format", ("auto", *FORMATS))
         self._choice("strategy", tuple(STRATEGIES))
         self._choice("eval_strategy", tuple(STRATEGIES))

@@ -46,7 +46,8 @@ class Task(NamedTuple):
 
     chunk: Chunk
     format: str
-    is_eval: bool
+    split: int = 0
+    """Number of the split that the source goes to."""
     take: int | None = None
     """Only the first so many records (`limit`)."""
 
@@ -84,6 +85,7 @@ class Prepared:
     """The weights of a record's assistant turns (0: the first), where they are not 1."""
     empty_replies: list[int] = field(default_factory=list)
     eval_records: NDArray[np.bool_] | None = None
+    """[records]: which go to the evaluation side by their content; None: all go to the task's split."""
     replaced: int = 0
     owners: list[int] | None = None
     """[examples]: the record that each is of; None: every record is one example."""
@@ -149,8 +151,6 @@ class Renderer:
                 found.verdicts.append(verdict)
         if self.config.eval_fraction:
             found.eval_records = _hashed(rows, self.config.seed, self.config.eval_fraction)
-        elif task.is_eval:
-            found.eval_records = np.ones(len(rows), dtype=np.bool_)
         self._render(found, examples)
         return found
 

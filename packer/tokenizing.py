@@ -161,7 +161,7 @@ class Tokenizing:
                     continue  # the walk goes on for the checksums of the sources
                 take = min(left, len(read_chunk(chunk).rows))
                 self._taken += take
-            task = Task(chunk, self.formats[chunk.source], file.eval, take)
+            task = Task(chunk, self.formats[chunk.source], self.identity.split_of(file), take)
             if self._first is None:
                 self._first = task
             if chunk.index not in self.store.entries:

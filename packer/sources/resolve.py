@@ -17,8 +17,9 @@ from padless.packer.errors import InputError
 from padless.packer.hub import is_hub_id
 from padless.packer.sources.chunks import SourceFile
 from padless.packer.sources.hub_data import hub_files
-from padless.packer.sources.objects import is_dataset, object_file
+from padless.packer.sources.objects import is_dataset, object_files
 from padless.packer.sources.saved import is_saved, saved_files
+from padless.packer.sources.splits import TRAIN, VALIDATION, are_several
 from padless.packer.sources.text import begins_record
 from padless.runtime.format import MANIFEST, WORK_FOLDER
 
@@ -43,7 +44,7 @@ ABOUT = {"readme", "license", "licence", "notice", "changelog"}
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which part of a source that has several to take; fields as in `PackConfig`."""
+    """Which part of a source that has parts to take; fields as in `PackConfig`."""
 
     split: str | None = None
     subset: str | None = None
@@ -61,7 +62,7 @@ def resolve_sources(
 
     A folder is searched for known extensions; hidden files, and notes such as README.md, are
     skipped there. A folder of `save_to_disk` gives its Arrow files, a Hub id (unless there is such a path)
-    its split's files. Raises InputError for whatever cannot be a source.
+    the files of its splits that are asked for. Raises InputError for whatever cannot be a source.
     """
     begins_record(text_by)
     choice = choice or Choice()
@@ -72,11 +73,19 @@ def resolve_sources(
             # What was asked for is for training; of a set to evaluate on, the usual split is taken.
             chosen, told = (Choice(), set()) if is_eval else (choice, taken)
             for file in _files(spec, len(files), chosen, is_eval, told):
-                file.eval = is_eval
+                if eval_specs:
+                    file.split = VALIDATION if is_eval else TRAIN
+                elif not are_several(choice.split):
+                    file.split = ""
                 files.append(file)
     if not files:
         raise InputError("no source was given; name a file, a glob or a folder")
     _refuse_idle(choice, taken)
+    if are_several(choice.split) and (whole := next((file for file in files if not file.split), None)):
+        raise InputError(
+            f"{whole.path} has no splits, so --split {choice.split} does not say where it goes: build it by "
+            "itself, or give it as --eval-source"
+        )
     seen: dict[Any, str] = {}
     for file in files:
         key: Any = file.path if file.revision else os.path.realpath(file.path)
@@ -100,7 +109,7 @@ def _files(spec: Any, number: int, choice: Choice, is_eval: bool, taken: set[str
     if is_dataset(spec):
         if isinstance(spec, dict):
             taken.add("split")
-        yield object_file(spec, number, choice.split, is_eval=is_eval)
+        yield from object_files(spec, number, choice.split, is_eval=is_eval)
         return
     if _is_on_hub(spec):
         taken.update(("split", "subset", "revision"))
@@ -115,13 +124,14 @@ def _files(spec: Any, number: int, choice: Choice, is_eval: bool, taken: set[str
         return
     if os.path.isdir(spec) and not _is_packed(spec) and is_saved(spec):
         taken.add("split")
-        for path in saved_files(spec, choice.split, is_eval=is_eval):
+        for split, path in saved_files(spec, choice.split, is_eval=is_eval):
             if not os.path.lexists(path):
                 raise InputError(
                     f"{path} is missing, which its state.json lists; copy or save the folder again"
                 )
             _check(path)
-            yield SourceFile(path=path, name="", kind="parquet", size=os.path.getsize(path))
+            size = os.path.getsize(path)
+            yield SourceFile(path=path, name="", kind="parquet", split=split, size=size)
         return
     for path in _expand(spec):
         kind, compression = _kind(path)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from padless.packer.errors import InputError
-from padless.packer.sources.hub_data import choose_split
+from padless.packer.sources.splits import choose_splits
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 DECODED = frozenset({"Image", "Audio", "Video", "Pdf", "Nifti", "Mesh"})
@@ -26,8 +26,8 @@ def is_saved(folder: str) -> bool:
     return SPLITS in names or (INFO in names and (STATE in names or arrow))
 
 
-def saved_files(folder: str, split: str | None, *, is_eval: bool) -> list[str]:
-    """The Arrow files of a saved data set, or of one split of several, in the order of their rows.
+def saved_files(folder: str, split: str | None, *, is_eval: bool) -> Iterator[tuple[str, str]]:
+    """(split, Arrow file) of a saved data set ("": it has no splits), in the order of their rows.
 
     Raises InputError where the folder is not whole, rearranged by indices, or holds what must be decoded.
     """
@@ -35,9 +35,17 @@ def saved_files(folder: str, split: str | None, *, is_eval: bool) -> list[str]:
         names = _read(folder, SPLITS).get("splits")
         if not isinstance(names, list) or not all(_is_name(name) for name in names):
             raise InputError(f"{folder}/{SPLITS} does not list its splits; save it again")
-        folder = os.path.join(folder, choose_split(names, split, folder, is_eval))
-    elif split:
+        for name in choose_splits(names, split, folder, is_eval):
+            for path in _files_of_one(os.path.join(folder, name)):
+                yield name, path
+        return
+    if split:
         raise InputError(f"{folder} holds one data set without splits, so --split {split} does not apply")
+    for path in _files_of_one(folder):
+        yield "", path
+
+
+def _files_of_one(folder: str) -> list[str]:
     state = _read(folder, STATE)
     if any(state.get(key) for key in ("_indices_data_files", "_indices_files")):
         raise InputError(

@@ -177,3 +177,29 @@ def test_repack_keeps_the_splits_and_how_each_is_packed(splits: datasets.Dataset
     assert pack("repack", tmp_path / "a", "--output", tmp_path / "b", "--seed", 3).code == 0
     built(tmp_path / "saved", tmp_path / "fresh", "--split", "all", "--seed", 3)
     assert content(tmp_path / "b") == content(tmp_path / "fresh")
+
+
+def test_a_packed_folder_is_no_source_in_any_form(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "of" / "one")
+    built(DEMO, tmp_path / "splits", "--eval-fraction", 0.2)
+    one, (shard,) = tmp_path / "of" / "one", (tmp_path / "of" / "one").glob("*.arrow")
+    for source, folder in (
+        (one, one),
+        (tmp_path / "of", one),
+        (shard, one),
+        (one / "*.arrow", one),
+        (tmp_path / "splits", tmp_path / "splits"),
+        (tmp_path / "splits" / "train", tmp_path / "splits" / "train"),
+    ):
+        run = build(source, tmp_path / "out")
+        assert run.code == 2 and f"pack-dataset repack {folder} --output DIR" in run.err, run.err
+    (one / ".work").mkdir()
+    (one / "manifest.json").unlink()
+    run = build(one, tmp_path / "out")
+    assert run.code == 2 and "a packed folder that was never finished" in run.err
+
+
+def test_a_packed_folder_beside_data_is_passed_over(tmp_path: Path) -> None:
+    write_lines(tmp_path / "data" / "a.jsonl", demo_rows()[:5])
+    built(DEMO, tmp_path / "data" / "packed")
+    assert built(tmp_path / "data", tmp_path / "out")["records"] == 5

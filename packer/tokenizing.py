@@ -179,7 +179,10 @@ class Tokenizing:
                     f"{where}: {message}; none of the first {len(records):,} records can be read, so what "
                     "they are cannot be told"
                 )
-            name = detect(rows[0], Columns(self.config.columns), file.name)
+            try:
+                name = detect(rows[0], Columns(self.config.columns), file.name)
+            except RecordError as error:
+                raise InputError(f"{file.name}, record 0: {error}") from None
             if isinstance(rows[0], dict):
                 self.columns[chunk.source] = tuple(map(str, rows[0]))
         if self.config.overflow == "split" and name not in ("text", "tokenized"):

@@ -33,7 +33,7 @@ class Chunk:
     payload: bytes | None = None
     """The bytes themselves, where they cannot be read again by range."""
     args: tuple[str, ...] = ()
-    """The reader's own arguments: text-by; a CSV file's delimiter and columns."""
+    """The reader's own arguments: text-by; a CSV file's delimiter and columns; columns that hold files."""
 
 
 @dataclass(frozen=True)

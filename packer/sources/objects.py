@@ -16,8 +16,8 @@ import xxhash
 
 from padless.packer.errors import InputError
 from padless.packer.sources.chunks import SourceFile
-from padless.packer.sources.saved import refuse_decoded
 from padless.packer.sources.splits import choose_splits
+from padless.packer.sources.undecoded import undecoded_columns
 
 ROWS = 1000
 UNKNOWN_BYTES = 2**30
@@ -38,7 +38,7 @@ def is_dataset(value: Any) -> bool:
 def object_files(value: Any, number: int, split: str | None, *, is_eval: bool) -> Iterator[SourceFile]:
     """The sources that an object is: one, or one a split.
 
-    Raises InputError for an unknown split and columns to be decoded.
+    Raises InputError for an unknown split.
     """
     name = f"datasets object {number}"
     if isinstance(value, dict):
@@ -51,8 +51,6 @@ def object_files(value: Any, number: int, split: str | None, *, is_eval: bool) -
 
 
 def _file(value: Any, name: str, split: str) -> SourceFile:
-    if value.features is not None:
-        refuse_decoded(value.features.to_dict(), name)
     data = getattr(value, "data", None)
     size = UNKNOWN_BYTES if data is None else int(data.nbytes)
     return SourceFile(path=name, name=name, kind="object", split=split, data=value, size=size)
@@ -71,6 +69,9 @@ class RowStream:
         self._data = data
         self._hash = xxhash.xxh3_128()
         self._size = 0
+        features = data.features.to_dict() if data.features is not None else {}
+        self.undecoded = undecoded_columns(features)
+        """Columns that hold files, with their types."""
 
     def __enter__(self) -> RowStream:
         return self

@@ -16,7 +16,8 @@ from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
 from padless.packer.formats.examples import Tokens
 from padless.packer.lines import Problem
-from padless.packer.render import Prepared, Renderer, Task
+from padless.packer.prepared import Prepared, Task
+from padless.packer.render import Renderer
 from padless.packer.several import merge
 from padless.packer.spans import Shield, Spanned, encode_marked, join, take
 from padless.packer.template import ChatTemplate
@@ -74,7 +75,7 @@ class ChunkWork:
         for record, tokens in prepared.tokens:
             problem = self._out_of_range(tokens)
             if problem:
-                self.renderer.bad(prepared, record, problem)
+                prepared.bad(record, problem)
             else:
                 pieces.append(_given(tokens))
                 order.append(record)

@@ -28,7 +28,7 @@ from padless.packer.lines import (
 from padless.packer.spans import Spanned
 
 if TYPE_CHECKING:
-    from padless.packer.render import Prepared
+    from padless.packer.prepared import Prepared
 
 Integers = NDArray[np.int64]
 

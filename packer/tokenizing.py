@@ -18,7 +18,7 @@ from padless.packer.formats.examples import Chat, Columns, RecordError
 from padless.packer.identity import Identity
 from padless.packer.marks import choose_marks, leaves
 from padless.packer.pool import run_chunks
-from padless.packer.render import Prepared, Task
+from padless.packer.prepared import Prepared, Task
 from padless.packer.several import examples_of
 from padless.packer.sources import BadRecord, Chunk, SourceFile, read_chunk, walk
 from padless.packer.strategies import CUTS

@@ -15,8 +15,9 @@ from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
 from padless.packer.formats.examples import Tokens
-from padless.packer.lines import EVAL, Problem
-from padless.packer.render import Prepared, Renderer, Task
+from padless.packer.lines import Problem
+from padless.packer.prepared import Prepared, Task
+from padless.packer.render import Renderer
 from padless.packer.several import merge
 from padless.packer.spans import Shield, Spanned, encode_marked, join, take
 from padless.packer.template import ChatTemplate
@@ -74,7 +75,7 @@ class ChunkWork:
         for record, tokens in prepared.tokens:
             problem = self._out_of_range(tokens)
             if problem:
-                self.renderer.bad(prepared, record, problem)
+                prepared.bad(record, problem)
             else:
                 pieces.append(_given(tokens))
                 order.append(record)
@@ -88,8 +89,9 @@ class ChunkWork:
         if prepared.owners is not None:
             lines, values, weights = merge(prepared, lines, values, weights)
         problems = sorted([*prepared.problems, *problems])
+        lines["split"] = prepared.task.split
         if prepared.eval_records is not None and len(lines):
-            lines["split"] = np.where(prepared.eval_records[lines["record"]], EVAL, 0)
+            lines["split"] = prepared.eval_records[lines["record"]]
         return ChunkResult(lines, values, prepared.count, problems, prepared.replaced, weights)
 
     def _with_ends(self, spanned: Spanned) -> Spanned:

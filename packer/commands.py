@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from padless.packer.config import PackConfig, byte_size
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, OptionError
 from padless.packer.formats import FORMATS
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
@@ -41,6 +43,9 @@ def run() -> int:
     """Run the command line; its exit code. Every mistake of a user ends in one line, never a traceback."""
     try:
         found: Any = app(standalone_mode=False)
+    except OptionError as error:
+        _tell_error(_with_options(str(error)))
+        return 2
     except PadlessError as error:
         _tell_error(str(error))
         return 2
@@ -126,7 +131,11 @@ def build(
         Option(metavar="ROLE=NAME", help="A column's name, where it is not the usual one."),
     ] = None,
     split: Annotated[
-        str | None, Option(help="Of sources with splits (Hub, save_to_disk). Default: train.")
+        str | None,
+        Option(
+            help="Of sources with splits (Hub, save_to_disk). Several (train,test) or all make a folder of "
+            "each. Default: train."
+        ),
     ] = None,
     subset: Annotated[str | None, Option(help="Of a data set on the Hub. Default: its own.")] = None,
     revision: Annotated[
@@ -186,7 +195,7 @@ def build(
     eval_source: Annotated[
         list[str] | None, Option(metavar="SOURCE", help="Files for a validation split.")
     ] = None,
-    eval_strategy: Annotated[str, Option(help="Strategy of the validation split.")] = "none",
+    eval_strategy: Annotated[str, Option(help="Strategy of splits for evaluation.")] = "none",
     labels: Annotated[str, Option(help="auto leaves the column out where it says nothing; always.")] = "auto",
     shard_size: Annotated[
         int, Option(parser=byte_size, metavar="BYTES", help="Of a shard, at most: 512MiB, 1GB, or a number.")
@@ -260,8 +269,7 @@ def build(
         if not given[name] and given[name] != 0
     ]
     if missing:
-        flags = ", ".join(name if name == "sources" else f"--{name.replace('_', '-')}" for name in missing)
-        raise InputError(f"missing: {flags}; see pack-dataset build --help")
+        raise InputError(f"missing: {', '.join(map(_option, missing))}; see pack-dataset build --help")
     with progress(_console if not quiet and sys.stderr.isatty() else None) as report:
         result = run_build(PackConfig(**given, progress=report))
     if profile:
@@ -308,9 +316,9 @@ def repack(
     """
     from dataclasses import replace
 
-    from padless.packer.repack import RepackConfig
     from padless.packer.repack import plan_only as run_plan_only
     from padless.packer.repack import repack as run_repack
+    from padless.packer.repack_config import RepackConfig
     from padless.packer.summary import build_json, print_profile, print_summary, progress
 
     if output is None and plan_only is None:
@@ -436,6 +444,21 @@ FIELD_OF_OPTION = {
 """Parameters that a file may call by another name: the plural of a field in `PackConfig`, mostly."""
 
 
+def _with_options(message: str) -> str:
+    """The message of an OptionError with fields spelled as options: max_length as --max-length.
+
+    Fields of one word are words too, so they are taken for one where the message begins.
+    """
+    first, space, rest = message.partition(" ")
+    long = [item.name for item in fields(PackConfig) if "_" in item.name]
+    return _option(first) + space + re.sub(rf"\b({'|'.join(long)})\b", lambda at: _option(at[0]), rest)
+
+
+def _option(field: str) -> str:
+    names = {plural: name for name, plural in FIELD_OF_OPTION.items() if name != "as_json"}
+    return "SOURCE" if field == "sources" else f"--{names.get(field, field).replace('_', '-')}"
+
+
 def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
     """Values of a YAML file for what the command line leaves open."""
     if path is None:
@@ -467,7 +490,10 @@ def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any])
         if name in ("columns", "template_args") and not isinstance(value, dict):
             raise InputError(f"--config {path}: {key} must be a mapping of names to values")
         if name == "shard_size" and isinstance(value, str):
-            value = byte_size(value)
+            try:
+                value = byte_size(value)
+            except InputError as error:
+                raise OptionError(f"shard_size {error}") from None
         if name not in explicit:
             found[name] = value
     return found
@@ -475,7 +501,7 @@ def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any])
 
 def _switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"{name} must be true or false, got {value!r}")
+        raise OptionError(f"{name} must be true or false, got {value!r}")
     return value
 
 

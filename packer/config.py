@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, OptionError
 
 OVERFLOW = ("error", "drop", "truncate", "split")
 TRAIN_ON = ("auto", "all", "completion", "assistant", "last")
@@ -42,11 +42,11 @@ def byte_size(value: str | int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PackConfig:
-    """What to pack and how; raises InputError naming the option, its value and the limit."""
+    """What to pack and how; raises OptionError (an InputError) naming the option, its value and the limit."""
 
     sources: tuple[Any, ...]
     """Files, globs, folders, Hub ids, and objects of the `datasets` library (Dataset, IterableDataset,
-    DatasetDict)."""
+    DatasetDict, or a dict of them)."""
     tokenizer: str
     """A local tokenizer folder (with tokenizer.json), or a model's name on the Hub."""
     max_length: int
@@ -56,7 +56,7 @@ class PackConfig:
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, where a source names its columns otherwise."""
     split: str | None = None
-    """Of sources with splits; None: train."""
+    """Of sources with splits; None: train. `train,test` or `all` make a folder with splits."""
     subset: str | None = None
     """Of a data set on the Hub; None: its default."""
     revision: str | None = None
@@ -107,6 +107,7 @@ class PackConfig:
     def __post_init__(self) -> None:
         from padless.packer.formats import FORMATS, ROLES
         from padless.packer.sources.objects import is_dataset
+        from padless.packer.sources.splits import are_several
         from padless.packer.strategies import STRATEGIES
         from padless.packer.strategies.constraints import check_constraints
 
@@ -114,7 +115,7 @@ class PackConfig:
             value = getattr(self, name)
             alone = isinstance(value, str) or is_dataset(value)
             if alone or not all(isinstance(item, str) or is_dataset(item) for item in value):
-                raise InputError(
+                raise OptionError(
                     f"{name} must be a sequence of paths, Hub ids or datasets objects, got {value!r}"
                 )
             object.__setattr__(self, name, tuple(value))
@@ -131,9 +132,9 @@ class PackConfig:
         )
         unknown = [role for role in self.columns if role not in ROLES]
         if unknown:
-            raise InputError(f"columns: no role {unknown[0]!r}; roles are {', '.join(ROLES)}")
+            raise OptionError(f"columns has no role {unknown[0]!r}; roles are {', '.join(ROLES)}")
         if not self.sources:
-            raise InputError("no source given: name at least one file, glob or folder")
+            raise OptionError("sources is empty: name at least one file, glob or folder")
         self._integer("max_length", 1, "tokens", INT32_MAX)
         self._integer("max_sequences_per_pack", 1, "sequences", INT32_MAX)
         self._integer("align", 1, "tokens")
@@ -150,18 +151,23 @@ class PackConfig:
         for name in ("eval_fraction", "max_drop_share"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise InputError(f"{name} must be a share between 0 and 1, got {value!r}")
+                raise OptionError(f"{name} must be a share between 0 and 1, got {value!r}")
         if self.eval_fraction == 1:
-            raise InputError("eval_fraction 1 leaves nothing to train on; give less than 1")
+            raise OptionError("eval_fraction 1 leaves nothing to train on; give less than 1")
         if self.eval_fraction and self.eval_sources:
-            raise InputError("give eval_fraction or eval_source, not both")
+            raise OptionError("eval_fraction and eval_sources exclude each other; give one of the two")
+        if are_several(self.split) and (self.eval_fraction or self.eval_sources):
+            raise OptionError(
+                f"split {self.split} keeps the sources' own splits, which eval_fraction and eval_sources do "
+                "not; give one of them"
+            )
         self._choice("format", ("auto", *FORMATS))
         self._choice("strategy", tuple(STRATEGIES))
         self._choice("eval_strategy", tuple(STRATEGIES))
         self._choice("overflow", OVERFLOW)
         self._choice("train_on", TRAIN_ON)
         if self.expand_turns and self.train_on in ("all", "last"):
-            raise InputError(
+            raise OptionError(
                 f"expand_turns trains each turn in a sequence of its own, train_on {self.train_on} does not; "
                 "give one of the two"
             )
@@ -173,28 +179,28 @@ class PackConfig:
     def _integer(self, name: str, least: int, unit: str, most: int = INT64_MAX) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{name} must be a whole number, got {value!r}")
+            raise OptionError(f"{name} must be a whole number, got {value!r}")
         if value < least:
             unit = unit.removesuffix("s") if least == 1 else unit
-            raise InputError(f"{name} must be at least {least} {unit}".rstrip() + f", got {value:,}")
+            raise OptionError(f"{name} must be at least {least} {unit}".rstrip() + f", got {value:,}")
         if value > most:
-            raise InputError(f"{name} must be at most {most:,} {unit}".rstrip() + f", got {value:,}")
+            raise OptionError(f"{name} must be at most {most:,} {unit}".rstrip() + f", got {value:,}")
 
     def _pairs(self, name: str, kinds: tuple[type, ...], words: str) -> None:
         value = getattr(self, name)
         names = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
         if not names or not all(isinstance(item, kinds) for item in value.values()):
-            raise InputError(f"{name} must give {words} for each name, got {value!r}")
+            raise OptionError(f"{name} must give {words} for each name, got {value!r}")
 
     def _instance(self, name: str, kind: type, word: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, kind):
-            raise InputError(f"{name} must be {word}, got {value!r}")
+            raise OptionError(f"{name} must be {word}, got {value!r}")
 
     def _choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+            raise OptionError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
     def recorded(self) -> dict[str, Any]:
         """The options that can change the bytes, as JSON values, for the manifest."""

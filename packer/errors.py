@@ -9,6 +9,14 @@ class InputError(PadlessError, ValueError):
     """Wrong use or bad input: the message names the value, the limit and the way out."""
 
 
+class OptionError(InputError):
+    """Options that are wrong in themselves.
+
+    The message calls them by their fields in `PackConfig`, one of them as its first word; the command line
+    spells them as its options.
+    """
+
+
 class CutError(InputError):
     """A piece of a file does not parse by itself: it was cut on trust, and wrongly, or is malformed."""
 

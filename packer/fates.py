@@ -28,7 +28,7 @@ from padless.packer.lines import (
 from padless.packer.spans import Spanned
 
 if TYPE_CHECKING:
-    from padless.packer.render import Prepared
+    from padless.packer.prepared import Prepared
 
 Integers = NDArray[np.int64]
 
@@ -135,8 +135,9 @@ def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> ND
 
 
 def _weights(prepared: Prepared, sequences: Sequences) -> NDArray[np.float32] | None:
-    """[tokens] of the turns that their records weigh, 0 elsewhere; None where no record does."""
-    if not prepared.weights:
+    """[tokens] of the turns and tokens that their records weigh, 0 elsewhere; None where no record does."""
+    by_token = [(record, given.weights) for record, given in prepared.tokens if given.weights is not None]
+    if not prepared.weights and not by_token:
         return None
     spanned, records = sequences.spanned, sequences.records
     found = np.zeros(len(spanned.ids), dtype=np.float32)
@@ -146,6 +147,10 @@ def _weights(prepared: Prepared, sequences: Sequences) -> NDArray[np.float32] | 
             first = int(np.searchsorted(spanned.span_text, at))
             for turn, weight in weights:
                 found[spanned.span_start[first + turn] : spanned.span_end[first + turn]] = weight
+    for record, values in by_token:
+        at = int(np.searchsorted(records, record))
+        if at < len(records) and records[at] == record:  # else its ids were refused
+            found[spanned.offsets[at] : spanned.offsets[at + 1]] = values
     return found
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.output import SPLITS
 from padless.packer.sources import SourceFile, digest, stamp
+from padless.packer.sources.splits import TRAIN, VALIDATION, is_for_evaluation
 from padless.packer.template import CLASSIC, load_template
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.runtime.format import (
@@ -27,6 +27,9 @@ from padless.runtime.format import (
     load_manifest,
     read_manifest,
 )
+
+MOST_SPLITS = 256
+"""What the lines of a build can number."""
 
 
 def version_of(package: str) -> str:
@@ -47,8 +50,17 @@ class Identity:
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
-        """Names of the split folders; ("",) where the output is one."""
-        return SPLITS if self.config.eval_fraction or self.config.eval_sources else ("",)
+        """Names of the split folders, those to train on first; ("",) where the output is one."""
+        if self.config.eval_fraction:
+            return TRAIN, VALIDATION
+        names = list(dict.fromkeys(file.split for file in self.files))
+        if len(names) > MOST_SPLITS:
+            raise InputError(f"{len(names):,} splits, of at most {MOST_SPLITS}: name fewer with --split")
+        return tuple(sorted(names, key=is_for_evaluation))
+
+    def split_of(self, file: SourceFile) -> int:
+        """The number of the split that a file's records go to, unless their content says."""
+        return self.splits.index(file.split) if file.split else 0
 
     @cached_property
     def template(self) -> str | None:
@@ -72,7 +84,7 @@ class Identity:
     def options(self) -> dict[str, Any]:
         """What can change the bytes, as the manifest gives it back, but for what the data decide."""
         found = self.config.recorded()
-        found["eval_files"] = sum(file.eval for file in self.files)
+        found["source_splits"] = [file.split for file in self.files] if self.files[0].split else []
         found["classic_prompts"] = self.config.template == CLASSIC
         found["eos_id"] = self.end_id
         return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
@@ -99,7 +111,7 @@ class Identity:
         engines = [version_of(name) for name in ("padless", "tokenizers", "jinja2", "minijinja")]
         facts: list[Any] = [self.options, tokenizer, self.template_checksum, engines]
         for file in self.files:
-            facts.append([file.name, file.eval, *self._stamp(file)])
+            facts.append([file.name, file.split, *self._stamp(file)])
         return checksum_bytes(repr(facts).encode("utf-8"))
 
     @staticmethod

@@ -15,8 +15,6 @@ NONE, TOO_LONG, EMPTY, NO_TARGETS, MALFORMED, EMPTY_REPLY, PACK_END, EXCLUDED = 
 FAULTS = (EMPTY, NO_TARGETS, MALFORMED)
 """Reasons that count against `max_drop_share`; the others were asked for."""
 
-TRAIN, EVAL = 0, 1
-
 NO_VERDICT, REJECTED, CHOSEN, UNWANTED, WANTED = range(5)
 """What a record says of its answer: one of a pair, or one with a label."""
 
@@ -30,7 +28,7 @@ LINE = np.dtype(
         ("targets", "<i4"),
         ("status", "u1"),
         ("reason", "u1"),
-        ("split", "u1"),
+        ("split", "u1"),  # its number in `Identity.splits`
         ("empty_reply", "u1"),
         ("verdict", "u1"),
     ]

@@ -9,18 +9,18 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Collection
 
 from padless.packer.errors import InputError
 from padless.packer.token_store import WORK_FILES
 from padless.packer.tokenizer_files import COPIED
 from padless.runtime.format import MANIFEST, WORK_FOLDER
 
-SPLITS = ("train", "validation")
-
 _FILES = r"sequences(-\d{5,})?\.parquet|dataset_info\.json|state\.json|dataset_dict\.json|manifest\.json"
 _OURS = re.compile(
     rf"shard-\d{{5,}}-[0-9a-f]{{8}}\.arrow|{_FILES}|\.(shard-\d{{5,}}|tokenizer-.*|{_FILES})\.tmp"
 )
+_SPLITS = "splits.json"
 _FREE = ("README.md", "report.html")
 """Ours or the user's additions: they stand beside the data and are left where they are."""
 
@@ -33,7 +33,7 @@ def check_output(output: str) -> None:
         raise InputError(f"output {output} is a file; give a folder (a new one, best)")
     names = os.listdir(output)
     owned = MANIFEST in names or WORK_FOLDER in names
-    stranger = _stranger(output, nested=False) if owned else next(iter(sorted(names)), None)
+    stranger = _stranger(output, _splits_in(output)) if owned else next(iter(sorted(names)), None)
     if stranger is not None:
         raise InputError(
             f"output {output} holds {stranger!r}, which padless did not write: give another folder, or "
@@ -51,7 +51,31 @@ def _is_ours(manifest: str) -> bool:
     return isinstance(content, dict) and content.get("format") == "padless"
 
 
-def _stranger(folder: str, *, nested: bool) -> str | None:
+def remember_splits(output: str, splits: tuple[str, ...]) -> None:
+    """Write down in the work folder whose split folders are ours, until all is done or swept away."""
+    known = sorted(_splits_in(output) | {name for name in splits if name})
+    with open(os.path.join(output, WORK_FOLDER, _SPLITS), "w", encoding="utf-8") as file:
+        json.dump(known, file)
+
+
+def _splits_in(output: str) -> set[str]:
+    """The split folders that a build made: those of its manifest, and of the work folder of one under way."""
+    found: set[str] = set()
+    for path in (os.path.join(output, MANIFEST), os.path.join(output, WORK_FOLDER, _SPLITS)):
+        try:
+            with open(path, "rb") as file:
+                content = json.load(file)
+        except (OSError, ValueError):  # there is none, or it was being written
+            continue
+        if isinstance(content, dict):
+            content = [item.get("name") for item in content.get("splits") or () if isinstance(item, dict)]
+        if isinstance(content, list):
+            found.update(name for name in content if isinstance(name, str))
+    return found
+
+
+def _stranger(folder: str, splits: Collection[str] | None = None) -> str | None:
+    """What lies there and is none of ours; without `splits`, in the folder of a split."""
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if name == "tokenizer" and os.path.isdir(path):
@@ -61,12 +85,12 @@ def _stranger(folder: str, *, nested: bool) -> str | None:
             )
             if other is not None:
                 return f"tokenizer/{other}"
-        elif name == WORK_FOLDER and os.path.isdir(path) and not nested:
+        elif name == WORK_FOLDER and os.path.isdir(path) and splits is not None:
             other = next((n for n in sorted(os.listdir(path)) if n not in WORK_FILES), None)
             if other is not None:
                 return f"{WORK_FOLDER}/{other}"
-        elif name in SPLITS and os.path.isdir(path) and not nested:
-            inside = _stranger(path, nested=True)
+        elif splits and name in splits and os.path.isdir(path):
+            inside = _stranger(path)
             if inside is not None:
                 return f"{name}/{inside}"
         elif name == MANIFEST and not _is_ours(path):
@@ -83,6 +107,7 @@ def _stranger(folder: str, *, nested: bool) -> str | None:
 
 def sweep(folder: str, keep: set[str]) -> None:
     """Remove what an earlier build left, other than the files to keep (paths below the folder)."""
+    splits = _splits_in(folder)
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if name == "tokenizer" and os.path.isdir(path):
@@ -91,7 +116,7 @@ def sweep(folder: str, keep: set[str]) -> None:
                     os.remove(os.path.join(path, inner))
             if not os.listdir(path):
                 os.rmdir(path)
-        elif name in SPLITS and os.path.isdir(path):
+        elif name in splits and os.path.isdir(path):
             below = {item.removeprefix(f"{name}/") for item in keep if item.startswith(f"{name}/")}
             sweep(path, below)
             if not os.listdir(path):

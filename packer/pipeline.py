@@ -22,9 +22,10 @@ from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import cut, joined_lengths
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
-from padless.packer.output import SPLITS, check_output, retract, sweep
+from padless.packer.output import check_output, remember_splits, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import Choice, resolve_sources
+from padless.packer.sources.splits import is_for_evaluation
 from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
 from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
 from padless.packer.token_store import ChunkStore, WorkFolder
@@ -124,6 +125,7 @@ class Build:
         made = _first_missing(output)
         folder = WorkFolder(output)
         try:
+            remember_splits(output, self.identity.splits)
             # Once more, now that no other build can be about to commit.
             found = self._finished()
             if found is not None:  # an earlier run was stopped between its commit and its sweep
@@ -218,12 +220,19 @@ class Build:
         for name, split in zip(self.identity.splits, lines, strict=True):
             if not len(split.lengths):
                 raise InputError(
-                    f"the {name} split would be empty ({split.records['in']:,} records): change "
-                    "--eval-fraction or --seed"
+                    f"the {name} split would be empty (0 of its {split.records['in']:,} records kept): "
+                    + self._way_out_of_empty()
                 )
 
+    def _way_out_of_empty(self) -> str:
+        if self.config.eval_fraction:
+            return "change --eval-fraction or --seed"
+        if self.config.limit is not None:
+            return f"raise --limit {self.config.limit:,}, which counts over all sources, or leave it out"
+        return "leave its source or its name in --split out"
+
     def _strategy(self, split: str) -> str:
-        return self.config.eval_strategy if split == SPLITS[1] else self.config.strategy
+        return self.config.eval_strategy if is_for_evaluation(split) else self.config.strategy
 
     def _plan(self, lines: list[SplitLines], store: ChunkStore | None = None) -> list[PackPlan]:
         """A plan of whole sequences for each split.
@@ -240,7 +249,7 @@ class Build:
                 seed=self.config.seed,
                 align=self.config.align,
                 # Evaluation takes every pack once, on however many ranks.
-                packs_multiple=1 if name == SPLITS[1] else self.config.packs_multiple,
+                packs_multiple=1 if is_for_evaluation(name) else self.config.packs_multiple,
                 plan_window=self.config.plan_window,
             )
             if strategy in CUTS:

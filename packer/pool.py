@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from padless.packer.chunk import ChunkWork
-from padless.packer.render import Prepared, Task
+from padless.packer.prepared import Prepared, Task
 from padless.packer.token_store import ChunkStore, Counter, Entry, Reserved
 
 IN_FLIGHT = 2

@@ -17,7 +17,7 @@ from typing import Any
 from padless.packer.chunk import ChunkWork
 from padless.packer.errors import WorkerLostError
 from padless.packer.pool import IN_FLIGHT, complete
-from padless.packer.render import Prepared, Task
+from padless.packer.prepared import Prepared, Task
 from padless.packer.token_store import ChunkStore, Entry, Reserved
 from padless.runtime.format import PadlessError
 

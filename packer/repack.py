@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,67 +22,31 @@ from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
 from padless.packer.folder_tokens import (
     Elements,
-    FolderGather,
     MadeAnew,
     Segment,
     copied_segments,
     make_anew,
     stored_segments,
 )
-from padless.packer.lines import LINE, REASONS, STATUSES, WHOLE
 from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
 from padless.packer.plan import PackPlan
 from padless.packer.recut import Policy, records_of, recut
+from padless.packer.repack_config import PLANNING, RepackConfig, check_alike, read_excluded, splits_of
 from padless.packer.repack_identity import RepackIdentity
+from padless.packer.repack_tables import assemble, read_table
 from padless.packer.strategies import CUTS
-from padless.packer.tables import Account, Piece, SplitLines, strings
+from padless.packer.tables import Piece, SplitLines
 from padless.packer.token_store import WorkFolder
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Gather
 from padless.runtime.format import (
     FileInfo,
     Manifest,
     ShardInfo,
-    SplitsManifest,
     TableInfo,
     check_file,
-    load_manifest,
-    read_manifest,
 )
-from padless.runtime.reader import PackedReader, column_to_numpy
-
-PLANNING = (
-    *("max_length", "strategy", "eval_strategy", "overflow", "max_sequences_per_pack", "align"),
-    *("packs_multiple", "plan_window", "labels", "shard_size", "compression", "seed"),
-)
-"""Options of a build that need no tokenizer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepackConfig:
-    """What to pack again and how; an option that is None is as the (first) folder was built."""
-
-    folders: tuple[str, ...]
-    """Packed folders, or folders of splits with the same splits."""
-    output: str
-    exclude: str | None = None
-    """A file of record numbers to leave out: one a line, or a Parquet file's column `record`."""
-    max_length: int | None = None
-    strategy: str | None = None
-    eval_strategy: str | None = None
-    overflow: str | None = None
-    max_sequences_per_pack: int | None = None
-    align: int | None = None
-    packs_multiple: int | None = None
-    plan_window: int | None = None
-    labels: str | None = None
-    shard_size: int | None = None
-    compression: str | None = None
-    seed: int | None = None
-    workers: int | None = None
-    force: bool = False
-    progress: Callable[[str, Mapping[str, float]], None] | None = None
+from padless.runtime.reader import PackedReader
 
 
 def repack(config: RepackConfig) -> BuildResult:
@@ -131,10 +94,10 @@ class _Repack(Build):
     def __init__(self, config: RepackConfig) -> None:
         if not config.folders:
             raise InputError("no packed folder given: name at least one")
-        self.folders = [_splits_of(folder) for folder in config.folders]
+        self.folders = [splits_of(folder) for folder in config.folders]
         self.asked = config
         firsts = [next(iter(splits.values())) for splits in self.folders]
-        _check_alike(config, self.folders, firsts)
+        check_alike(config, self.folders, firsts)
         options = firsts[0].options
         known = {item.name for item in fields(PackConfig)}
         given = {name: getattr(config, name) for name in PLANNING if getattr(config, name) is not None}
@@ -157,7 +120,7 @@ class _Repack(Build):
                 f"--strategy {strategy} cuts wherever a pack ends, and repack moves whole sequences: build "
                 "again, or choose bfd, spread or another that cuts nothing"
             )
-        self.excluded = _read_excluded(config.exclude) if config.exclude else None
+        self.excluded = read_excluded(config.exclude) if config.exclude else None
         self.identity_of_repack = RepackIdentity(
             self.config, self.folders, [*config.folders], firsts, self.excluded
         )
@@ -231,7 +194,7 @@ class _Repack(Build):
             manifest = splits[name]
             reader = PackedReader(Path(folder) / name)
             unchanged = [hashing.submit(_check, reader, file) for file in manifest.files]
-            piece = _read_table(reader, records, sources)
+            piece = read_table(reader, records, sources)
             cut = recut(piece, self._policy(reader, manifest, sources), self._is_excluded(piece))
             is_copy = manifest.options.get("compression") not in (None, "none")
             is_copy |= manifest.has_labels != has_labels
@@ -259,7 +222,7 @@ class _Repack(Build):
             records += sum(part.statistics["records"]["in"] for part in splits.values())
             sources += len(manifest.sources)
         empty_replies = sum(manifest.statistics["empty_replies"] for manifest in manifests)
-        return _assemble(pieces, segments, sources, empty_replies)
+        return assemble(pieces, segments, sources, empty_replies)
 
     def _policy(self, reader: PackedReader, manifest: Manifest, sources: int) -> Policy:
         formats = tuple(manifest.options.get("formats", ["?"] * len(manifest.sources)))
@@ -300,91 +263,6 @@ def _check(reader: PackedReader, file: FileInfo | ShardInfo | TableInfo) -> None
     check_file(reader.path / file.file, file.bytes, file.checksum)
 
 
-def _splits_of(folder: str) -> dict[str, Manifest]:
-    """split -> its manifest; "" for a folder of one."""
-    manifest = load_manifest(folder)
-    if isinstance(manifest, SplitsManifest):
-        found = {name: read_manifest(folder, name) for name in manifest.names}
-    else:
-        found = {"": manifest}
-    for one in found.values():
-        if (strategy := one.options.get("packed_with")) in CUTS:
-            raise InputError(
-                f"{folder} was packed with {strategy}, which cut its sequences where packs ended: build again"
-            )
-        if one.extras:
-            names = ", ".join(column.name for column in one.extras)
-            raise InputError(
-                f"{folder} has further columns ({names}), which repack cannot carry: build again"
-            )
-    return found
-
-
-def _check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts: list[Manifest]) -> None:
-    """See that folders can be packed together."""
-    for folder, splits, first in zip(config.folders, folders, firsts, strict=True):
-        if first.tokenizer_fingerprint != firsts[0].tokenizer_fingerprint:
-            raise InputError(
-                f"{folder} was tokenized with another tokenizer ({first.tokenizer_fingerprint}) than "
-                f"{config.folders[0]} ({firsts[0].tokenizer_fingerprint}): build it with the same one"
-            )
-        if list(splits) != list(folders[0]):
-            names = (", ".join(part).strip() or "none" for part in (splits, folders[0]))
-            raise InputError(
-                f"{folder} has the splits {next(names)}, {config.folders[0]} has {next(names)}: repack them "
-                "one by one"
-            )
-        for name in PLANNING:
-            if getattr(config, name) is None and first.options.get(name) != firsts[0].options.get(name):
-                raise InputError(
-                    f"{folder} was built with {name} {first.options.get(name)!r}, {config.folders[0]} with "
-                    f"{firsts[0].options.get(name)!r}: say which with --{name.replace('_', '-')}"
-                )
-
-
-def _read_table(reader: PackedReader, records: int, sources: int) -> Piece:
-    """A folder's table, its records and sources numbered behind those of the folders before it."""
-    import pyarrow.compute as pc
-
-    names = ("record", "source", "row", "part", "start", "length", "num_targets", "cut")
-    table = reader.sequence_table((*names, "status", "reason"))
-    columns = {name: column_to_numpy(table.column(name)) for name in names}
-    lines = np.zeros(table.num_rows, dtype=LINE)
-    for name in ("part", "start", "length", "cut"):
-        lines[name] = columns[name]
-    lines["targets"] = columns["num_targets"]
-    for name, words in (("status", STATUSES), ("reason", REASONS)):
-        codes = pc.index_in(table.column(name), value_set=strings(words))
-        if pc.any(pc.and_(codes.is_null(), table.column(name).is_valid())).as_py():
-            raise InputError(
-                f"{reader.path} has a {name} that this padless does not know: upgrade padless, or build again"
-            )
-        lines[name] = column_to_numpy(pc.fill_null(codes, 0))
-    lines["reason"][lines["status"] == WHOLE] = 0
-    return Piece(
-        columns["record"] + records, columns["row"], (columns["source"] + sources).astype(np.int32), lines
-    )
-
-
-def _assemble(
-    pieces: list[Piece], segments: list[Segment], sources: int, empty_replies: int
-) -> tuple[SplitLines, Gather, Piece]:
-    piece = Piece(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
-    lines = piece.lines
-    kept = lines["length"] > 0
-    lengths = np.ascontiguousarray(lines["length"][kept])
-    number = np.where(kept, np.cumsum(kept) - 1, -1)
-    ids = None if kept.all() else np.flatnonzero(kept)
-    segments = [s._replace(numbers=np.where(s.numbers < 0, -1, number[s.numbers])) for s in segments]
-    elements = Elements.lay(segments, len(lengths))
-    found = SplitLines(lengths, elements.elements, ids, len(lines), 0, [])
-    account = Account(sources)
-    account.add(lines, piece.source)
-    account.empty_replies = empty_replies  # none of them was dropped: that is refused
-    account.enter(found)
-    return found, FolderGather(elements, lengths, ids, lines["targets"][kept]), piece
-
-
 def _tokenizer_files(folder: Path, manifest: Manifest) -> TokenizerFiles:
     contents = {
         file.file.removeprefix("tokenizer/"): (folder / file.file).read_bytes()
@@ -393,21 +271,3 @@ def _tokenizer_files(folder: Path, manifest: Manifest) -> TokenizerFiles:
     if "tokenizer.json" not in contents:
         raise InputError(f"{folder} has no tokenizer/tokenizer.json: build again")
     return TokenizerFiles(folder=str(folder / "tokenizer"), contents=contents, spec={}, config={})
-
-
-def _read_excluded(path: str) -> NDArray[np.int64]:
-    """Record numbers, ascending; InputError where the file cannot be read as such."""
-    try:
-        if path.endswith(".parquet"):
-            import pyarrow.parquet as pq
-
-            found = column_to_numpy(pq.read_table(path, columns=["record"]).column("record"))
-        else:
-            with open(path, encoding="utf-8") as file:
-                found = np.array([int(line) for line in file if line.strip()], dtype=np.int64)
-    except (ValueError, KeyError, OSError) as problem:
-        raise InputError(
-            f"--exclude {path}: {problem}; give record numbers (as in sequences.parquet), one a line, or a "
-            "Parquet file with a column `record`"
-        ) from None
-    return np.unique(found.astype(np.int64))

@@ -55,13 +55,20 @@ class RepackIdentity:
         found["formats"] = [name for first in self.firsts for name in first.options.get("formats", [])]
         recorded = self.config.recorded()
         if len(self.firsts) > 1:
-            found["eval_files"] = sum(first.options.get("eval_files", 0) for first in self.firsts)
+            found["source_splits"] = self._source_splits()
             recorded = {name: v for name, v in recorded.items() if not isinstance(found.get(name), list)}
         found.update(recorded)
         found.pop("packed_with", None)
         if self._excluded is not None:
             found["excluded"] = checksum_bytes(self._excluded.tobytes())
         return found
+
+    def _source_splits(self) -> list[str]:
+        """The split of each source over all folders; empty where no source has one."""
+        found: list[str] = []
+        for first in self.firsts:
+            found += first.options.get("source_splits") or [""] * len(first.sources)
+        return found if any(found) else []
 
     @property
     def sources(self) -> tuple[SourceInfo, ...]:

@@ -27,7 +27,7 @@ from padless.packer.lines import (
 )
 
 if TYPE_CHECKING:
-    from padless.packer.render import Prepared
+    from padless.packer.prepared import Prepared
 
 KWARGS = "chat_template_kwargs"
 """The column with a record's own variables for the chat template."""

@@ -211,7 +211,10 @@ def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> 
     edges = np.union1d(begins, begins + 4 * lines.lengths.astype(np.int64))
     fragments = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), data])
     elements = np.searchsorted(edges, begins).astype(np.int32)
-    return StoreGather(fragments, elements, lines.lengths, lines.ids, cut=True)
+    if weights is not None:  # laid like the tokens, in a file of their own
+        buffers = [None, pa.py_buffer(edges), weights.buffers()[2]]
+        weights = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
+    return StoreGather(fragments, elements, lines.lengths, lines.ids, weights, cut=True)
 
 
 class Places:

@@ -18,7 +18,7 @@ from padless.packer.formats.examples import Chat, Columns, RecordError
 from padless.packer.identity import Identity
 from padless.packer.marks import choose_marks, leaves
 from padless.packer.pool import run_chunks
-from padless.packer.render import Prepared, Task
+from padless.packer.prepared import Prepared, Task
 from padless.packer.several import examples_of
 from padless.packer.sources import BadRecord, Chunk, SourceFile, read_chunk, walk
 from padless.packer.strategies import CUTS
@@ -161,7 +161,7 @@ class Tokenizing:
                     continue  # the walk goes on for the checksums of the sources
                 take = min(left, len(read_chunk(chunk).rows))
                 self._taken += take
-            task = Task(chunk, self.formats[chunk.source], file.eval, take)
+            task = Task(chunk, self.formats[chunk.source], self.identity.split_of(file), take)
             if self._first is None:
                 self._first = task
             if chunk.index not in self.store.entries:
@@ -179,7 +179,10 @@ class Tokenizing:
                     f"{where}: {message}; none of the first {len(records):,} records can be read, so what "
                     "they are cannot be told"
                 )
-            name = detect(rows[0], Columns(self.config.columns), file.name)
+            try:
+                name = detect(rows[0], Columns(self.config.columns), file.name)
+            except RecordError as error:
+                raise InputError(f"{file.name}, record 0: {error}") from None
             if isinstance(rows[0], dict):
                 self.columns[chunk.source] = tuple(map(str, rows[0]))
         if self.config.overflow == "split" and name not in ("text", "tokenized"):

@@ -133,7 +133,12 @@ class StoreGather:
             return column
         found: NDArray[np.float32] = np.frombuffer(self._taken(self.weights, sequences), dtype="<f4").copy()
         found[found == 0] = 1  # the record gives none
-        found[self.values(sequences) >= 0] = 0  # not trained
+        trained = self.values(sequences) < 0
+        if self.cut:  # as in `fill`
+            lengths = self.lengths[sequences]
+            trained[:] = True
+            trained[np.cumsum(lengths, dtype=np.int64) - lengths] = False
+        found[~trained] = 0
         return found
 
     def _taken(self, binary: pa.Array, sequences: NDArray[Any]) -> pa.Buffer:

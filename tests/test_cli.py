@@ -105,6 +105,39 @@ def test_options_and_fields_have_the_same_names_and_defaults() -> None:
     assert compared > 15
 
 
+@pytest.mark.parametrize("option", [name for name in BUILD_OPTIONS if name != "--config"])
+def test_a_wrong_value_is_told_by_the_options_name(option: str, tmp_path: Path) -> None:
+    name = option.removeprefix("--").replace("-", "_")
+    given = {"tokenizer": str(TOKENIZER), "max_length": MAX_LENGTH, "output": str(tmp_path / "out")}
+    run = pack("build", DEMO, "--config", config_file(tmp_path, json.dumps({**given, name: [[1]]})))
+    told = f"{name} must be a mapping" if name in ("column", "template_arg") else f"error: {option} must "
+    assert run.code == 2 and told in run.err, run.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--max-length", 0), "--max-length must be at least 1 token, got 0"),
+        (("--column", "answer=x"), "--column has no role 'answer'"),
+        (("--format", "csv"), "--format must be one of auto,"),
+        (("--align", 3), "--max-length 1,024 is no multiple of align 3"),
+        (("--align", 2000), "--align 2,000 is larger than --max-length 1,024"),
+        (("--eval-fraction", 1), "--eval-fraction 1 leaves nothing to train on"),
+        (("--eval-fraction", 0.1, "--eval-source", DEMO), "--eval-fraction and --eval-source exclude"),
+        (("--expand-turns", "--train-on", "all"), "--expand-turns trains each turn "),
+        (("--split", "all", "--eval-fraction", 0.1), "--split all keeps the sources' own splits"),
+    ],
+)
+def test_options_that_cannot_be_are_told_as_they_are_typed(
+    options: tuple[object, ...], message: str, tmp_path: Path
+) -> None:
+    run = build(DEMO, tmp_path / "out", *options)
+    assert run.code == 2 and f"error: {message}" in run.err, run.err
+    assert not [item.name for item in fields(PackConfig) if "_" in item.name and item.name in run.err], (
+        run.err
+    )
+
+
 def test_help_names_the_choices() -> None:
     text = " ".join(pack("build", "--help").out.split())
     for name in (*FORMATS, *STRATEGIES):
@@ -332,7 +365,7 @@ def test_the_file_may_say_how_to_tell(tmp_path: Path) -> None:
     run = pack(*build_arguments(DEMO, tmp_path / "b", "--config", config_file(tmp_path, "json: true\n")))
     assert run.json["records"] == 400
     run = pack(*build_arguments(DEMO, tmp_path / "c", "--config", config_file(tmp_path, "quiet: please\n")))
-    assert run.code == 2 and "quiet must be true or false" in run.err
+    assert run.code == 2 and "--quiet must be true or false" in run.err
 
 
 def test_the_file_is_not_in_the_bytes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from padless.packer.config import PackConfig
 from padless.packer.fates import Sequences, apply_policies
 from padless.packer.lines import FAULTS, MALFORMED, REASONS, STATUSES
-from padless.packer.render import Prepared, Task
+from padless.packer.prepared import Prepared, Task
 from padless.packer.sources import Chunk
 from padless.packer.spans import Spanned
 

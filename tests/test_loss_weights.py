@@ -138,3 +138,49 @@ def test_what_is_no_weight_is_refused_with_the_turn(tmp_path: Path, words: Path,
     )
     assert run.code == 2
     assert "rows.jsonl, record 0 (line 1): messages[1].weight must be a weight from 0 to" in run.err
+
+
+def tokens(count: int, **more: Any) -> dict[str, Any]:
+    return {"input_ids": [10 + n for n in range(count)], **more}
+
+
+def test_tokenized_records_bring_weights_of_their_tokens(tmp_path: Path, words: Path) -> None:
+    rows = [
+        tokens(4, loss_weight=[9, 0.5, 0, 2]),
+        tokens(4, loss_weight=[1, 1, 3, 1], loss_mask=[0, 0, 1, 1]),
+        tokens(3),
+        tokens(3, loss_weight=None),
+    ]
+    packed(tmp_path, rows, words)
+    assert weighed(tmp_path / "packed") == {0: [0, 0.5, 0, 2], 1: [0, 0, 3, 1], 2: [0, 1, 1], 3: [0, 1, 1]}
+    (pack,) = PackedReader(tmp_path / "packed")
+    assert ((pack.extras["loss_weight"] > 0) == (pack.labels != -100)).all()
+    assert_verified(tmp_path / "packed")
+
+
+def test_weights_of_tokens_stay_with_them_where_records_are_cut(tmp_path: Path, words: Path) -> None:
+    weights = [1 + n for n in range(11)]
+    source = write_lines(tmp_path / "x.jsonl", [tokens(11, loss_weight=weights), tokens(3)])
+    common = ("--tokenizer", words, "--max-length", 4)
+    built(source, tmp_path / "split", *common, "--overflow", "split")
+    assert weighed(tmp_path / "split") == {0: [0, 2, 3, 4], 1: [0, 6, 7, 8], 2: [0, 10, 11], 3: [0, 1, 1]}
+    built(source, tmp_path / "wrapped", *common, "--overflow", "split", "--strategy", "wrapped")
+    found = weighed(tmp_path / "wrapped")
+    assert found == {0: [0, 2, 3, 4], 1: [0, 6, 7, 8], 2: [0, 10, 11], 3: [0], 4: [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (tokens(2, loss_weight=[1]), "loss_weight has 1 entries for 2 input_ids"),
+        (tokens(2, loss_weight=[1, -1]), "loss_weight must be a list of numbers from 0 to"),
+        (tokens(2, loss_weight=[1, "1"]), "loss_weight must be a list of numbers from 0 to"),
+        (tokens(2, loss_weight=2), "loss_weight must be a list of numbers from 0 to"),
+        (tokens(2, seq_lengths=[1, 1]), "seq_lengths says that it is a pack of several sequences"),
+    ],
+)
+def test_weights_of_tokens_that_cannot_be_are_refused(
+    tmp_path: Path, words: Path, record: dict[str, Any], message: str
+) -> None:
+    run = build(write_lines(tmp_path / "x.jsonl", [record]), tmp_path / "out", "--tokenizer", words)
+    assert run.code == 2 and message in run.err, run.err

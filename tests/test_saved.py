@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pytest
 from building import DEMO, MAX_LENGTH, TOKENIZER, build, built, demo_rows, sequence_table, write_lines
 
@@ -113,18 +114,51 @@ def test_an_object_of_a_finished_build_is_left_alone_and_a_changed_one_refused(
         pack_object(rows.select(range(9)), tmp_path / "out")
 
 
-def test_columns_that_must_be_decoded_are_refused_by_name(tmp_path: Path) -> None:
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "shots": datasets.List({"view": datasets.Image(decode=False)})}
-    )
-    photos = datasets.Dataset.from_list([{"text": "A horse.", "shots": []}], features=features)
-    photos.save_to_disk(tmp_path / "photos")
-    run = build(tmp_path / "photos", tmp_path / "out")
-    assert run.code == 2 and "column 'shots' holds Image data" in run.err and "remove_columns" in run.err
-    with pytest.raises(InputError, match="column 'shots' holds Image data"):
-        pack_object(photos, tmp_path / "out")
+@pytest.fixture(scope="module")
+def photos() -> datasets.Dataset:
+    """Texts beside images, which nobody has to decode to pack the texts."""
+    shot = datasets.Image(decode=False)
+    kinds = {"text": datasets.Value("string"), "shots": datasets.List({"view": shot}), "photo": shot}
+    features, view = datasets.Features(kinds), {"bytes": b"x" * 99, "path": None}
+    rows = [{"text": f"A horse {n}.", "shots": [{"view": view}], "photo": view} for n in range(9)]
+    return datasets.Dataset(pa.Table.from_pylist(rows, schema=features.arrow_schema))
+
+
+def test_columns_that_must_be_decoded_are_passed_over(photos: datasets.Dataset, tmp_path: Path) -> None:
+    photos.save_to_disk(tmp_path / "saved")
+    photos.to_parquet(tmp_path / "photos.parquet")
+    built(write_lines(tmp_path / "x.jsonl", photos.select_columns("text").to_list()), tmp_path / "json")
+    more: dict[str, Any] = {"eval_fraction": 0.5, "labels": "always"}
+    for name, source in (
+        ("a", str(tmp_path / "saved")),
+        ("b", str(tmp_path / "photos.parquet")),
+        ("c", photos),
+    ):
+        pack_object(source, tmp_path / name)
+        assert content_of(tmp_path / name) == content_of(tmp_path / "json")
+        pack_object(source, tmp_path / f"{name}2", **more)
+    pack_object(str(tmp_path / "x.jsonl"), tmp_path / "json2", **more)
+    for split in ("train", "validation"):
+        assert content_of(tmp_path / "c2" / split) == content_of(tmp_path / "json2" / split)
+        assert content_of(tmp_path / "a2" / split) == content_of(tmp_path / "b2" / split)
+
+
+@pytest.mark.parametrize("column", ["shots", "photo"])
+def test_columns_that_must_be_decoded_are_refused_where_they_are_used(
+    photos: datasets.Dataset, column: str, tmp_path: Path
+) -> None:
+    photos.save_to_disk(tmp_path / "saved")
+    photos.to_parquet(tmp_path / "photos.parquet")
+    named = photos.rename_columns({"text": "about", column: "text"})
+    told = "'text' holds Image data, which padless does not read"
+    for source in (tmp_path / "saved", tmp_path / "photos.parquet"):
+        run = build(source, tmp_path / "out", "--format", "text", "--column", f"text={column}")
+        assert run.code == 2 and f"record 0: column '{column}' holds Image data" in run.err, run.err
+    with pytest.raises(InputError, match=told):
+        pack_object(named, tmp_path / "out")
+    with pytest.raises(InputError, match="'messages' holds Image data"):
+        pack_object(photos.rename_column(column, "messages"), tmp_path / "out", format="messages")
     assert not (tmp_path / "out").exists()
-    assert pack_object(photos.remove_columns("shots"), tmp_path / "out").statistics["packs"] == 1
 
 
 @pytest.mark.parametrize(

@@ -531,10 +531,10 @@ def test_folders_and_globs_are_sorted_and_named_below_their_common_folder(tmp_pa
     names = ["a.csv", "b/10.jsonl", "b/2.jsonl"]
     assert [file.name for file in resolve_sources([str(tmp_path)])] == names
     globbed = resolve_sources([f"{tmp_path}/**/*.jsonl"], eval_specs=[str(tmp_path / "a.csv")])
-    assert [(file.name, file.eval, file.kind) for file in globbed] == [
-        ("b/10.jsonl", False, "json"),
-        ("b/2.jsonl", False, "json"),
-        ("a.csv", True, "csv"),
+    assert [(file.name, file.split, file.kind) for file in globbed] == [
+        ("b/10.jsonl", "train", "json"),
+        ("b/2.jsonl", "train", "json"),
+        ("a.csv", "validation", "csv"),
     ]
 
 

@@ -36,7 +36,8 @@ MIXED = frozenset({"preference", "prompt-completion"})
 
 ROLES = (
     *("instruction", "input", "output", "messages", "conversations", "tools", "prompt", "completion"),
-    *("text", "input_ids", "labels", *tokenized.MASKS, "chosen", "rejected", "label", "chat_template_kwargs"),
+    *("text", "input_ids", "labels", *tokenized.MASKS, "loss_weight", "chosen", "rejected", "label"),
+    "chat_template_kwargs",
 )
 """What a column can be named for (`--column ROLE=NAME`)."""
 

@@ -48,6 +48,8 @@ class Tokens(NamedTuple):
 
     input_ids: list[int]
     labels: list[int] | None
+    weights: list[float] | None = None
+    """Of each token in the loss, none of them 0 where it is trained; None: all 1."""
 
 
 Example = Chat | Pair | Text | Tokens

@@ -1,10 +1,13 @@
-"""`input_ids` that somebody made before, with labels or a mask of what is trained."""
+"""`input_ids` that somebody made before, with labels or a mask of what is trained, and loss weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from padless.packer.formats.conversation import MOST_WEIGHT
 from padless.packer.formats.examples import Columns, Example, RecordError, Tokens
 
 IGNORED = -100
@@ -16,6 +19,32 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 
 
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
+    if "seq_lengths" in row:
+        raise RecordError(
+            "seq_lengths says that it is a pack of several sequences: pack-dataset repack DIR packs a packed "
+            "folder again; from elsewhere, give one record for each sequence"
+        )
+    found = _with_labels(row, columns)
+    name = columns.find(row, "loss_weight")
+    return found if name is None or row[name] is None else _weighed(found, row[name], name)
+
+
+def _weighed(tokens: Tokens, weights: Any, name: str) -> Tokens:
+    """The tokens with their weights; a token of weight 0 is not trained."""
+    if not isinstance(weights, list) or not all(
+        type(item) in (int, float) and 0 <= item <= MOST_WEIGHT for item in weights
+    ):
+        raise RecordError(f"{name} must be a list of numbers from 0 to {MOST_WEIGHT:.1e}")
+    _as_long(weights, name, tokens.input_ids)
+    labels = tokens.labels or tokens.input_ids
+    # Weights are stored as float32, in which the smallest ones are 0.
+    weights = [float(np.float32(weight)) for weight in weights]
+    labels = [label if weight else IGNORED for label, weight in zip(labels, weights, strict=True)]
+    differs = any(w != 1 for w, label in zip(weights, labels, strict=True) if label != IGNORED)
+    return Tokens(tokens.input_ids, labels, weights if differs else None)
+
+
+def _with_labels(row: Mapping[str, Any], columns: Columns) -> Tokens:
     ids = _integers(columns.value(row, "input_ids"), "input_ids")
     name = columns.find(row, "labels")
     if name is not None and row[name] is not None:
@@ -45,6 +74,6 @@ def _integers(value: Any, name: str) -> list[int]:
     return value
 
 
-def _as_long(values: list[int], name: str, ids: list[int]) -> None:
+def _as_long(values: list[Any], name: str, ids: list[int]) -> None:
     if len(values) != len(ids):
         raise RecordError(f"{name} has {len(values)} entries for {len(ids)} input_ids")

@@ -33,7 +33,7 @@ class Chunk:
     payload: bytes | None = None
     """The bytes themselves, where they cannot be read again by range."""
     args: tuple[str, ...] = ()
-    """The reader's own arguments: text-by; a CSV file's delimiter and columns."""
+    """The reader's own arguments: text-by; a CSV file's delimiter and columns; columns that hold files."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class SourceFile:
     kind: str
     """json, parquet, csv, text, or object (`data`)."""
     compression: str | None = None
-    eval: bool = False
-    """True where the file was given for the evaluation split."""
+    split: str = ""
+    """The folder of splits that its records go to; "" where all go to one, or each by its content."""
     revision: str | None = None
     """The Hub's commit that it is read at; None: not from the Hub."""
     data: Any = None

@@ -17,6 +17,7 @@ from padless.packer.hub import lost, open_random
 from padless.packer.sources.chunks import Chunk, CutOptions, Piece, Records, chunk_data
 from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
+from padless.packer.sources.undecoded import Row, undecoded_of_schema, without
 
 MAX_ROWS = 4096
 ARROW_FILE_MAGIC = b"ARROW1"
@@ -34,6 +35,12 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
     row = 0
     try:
         for batch in _batches(stream, options.chunk_bytes):
+            undecoded = (
+                stream.undecoded if isinstance(stream, RowStream) else undecoded_of_schema(batch.schema)
+            )
+            if undecoded:
+                batch = without(batch, undecoded)
+            args = tuple(word for item in undecoded.items() for word in item)
             bytes_per_row = max(1, batch.nbytes // max(1, batch.num_rows))
             step = max(1, min(MAX_ROWS, options.chunk_bytes // bytes_per_row))
             for begin in range(0, batch.num_rows, step):
@@ -42,7 +49,7 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
                 with pa.ipc.new_stream(sink, batch.schema) as writer:
                     writer.write_batch(part)
                 payload = sink.getvalue().to_pybytes()
-                yield Piece(start=row, stop=row + part.num_rows, payload=payload)
+                yield Piece(start=row, stop=row + part.num_rows, payload=payload, args=args)
                 row += part.num_rows
     except (SourceLostError, InputError):
         raise
@@ -70,6 +77,9 @@ def read(chunk: Chunk) -> Records:
     deep = [field.name for field in schema if _is_deep(field.type, inside=False)]
     for row in rows if deep else ():
         row.update((name, _without_nulls(row[name], inside=False)) for name in deep)
+    if chunk.args:
+        undecoded = dict(zip(chunk.args[::2], chunk.args[1::2], strict=True))
+        rows = [Row(row, undecoded) for row in rows]
     return Records(rows=rows, lines=None)
 
 

@@ -17,24 +17,20 @@ from typing import Any
 from padless.packer.errors import InputError
 from padless.packer.hub import PREFIX, hub_api, refuse
 from padless.packer.sources.chunks import SourceFile
+from padless.packer.sources.splits import choose_splits, named_split
 
 Splits = dict[str, list[str]]
 Kind = Callable[[str], tuple[str | None, str | None]]
 
 _CONVERTED = re.compile(r"([^/]+)/([^/]+)/\d{4,}\.parquet")
 _SHARDED = re.compile(r"(?:.*/)?(\w+(?:\.\w+)*)-\d{5,}-of-\d{5,}(?:-\w+)?\.[\w.]+")
-_WORDS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 _ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json", "dataset_dict.json")
 
 
 def hub_files(
     name: str, kind_of: Kind, *, split: str | None, subset: str | None, revision: str | None, is_eval: bool
 ) -> list[SourceFile]:
-    """The files of one split of a data set, in the order of their names.
+    """The files of the splits of a data set that are asked for, split by split in the order of their names.
 
     `kind_of` gives a file name's kind (None: not read) and compression. Raises InputError where the Hub
     does not let us, and where there is no such subset or split.
@@ -57,9 +53,9 @@ def hub_files(
             "the Hub's own conversion, --revision refs/convert/parquet, or download and convert it"
         )
     subset = _subset(name, subsets, configs, subset)
-    chosen = choose_split(subsets[subset], split, f"{name}, subset {subset}", is_eval)
+    chosen = choose_splits(subsets[subset], split, f"{name}, subset {subset}", is_eval)
     files = []
-    for path in subsets[subset][chosen]:
+    for part, path in [(each, path) for each in chosen for path in subsets[subset][each]]:
         kind, compression = kind_of(path)
         item = siblings[path]
         files.append(
@@ -67,6 +63,7 @@ def hub_files(
                 path=f"{PREFIX}datasets/{name}@{info.sha}/{path}",
                 name=f"{PREFIX}datasets/{name}/{path}",
                 kind=kind or "",
+                split=part,
                 compression=compression,
                 revision=info.sha,
                 bytes=item.size or 0,
@@ -75,19 +72,6 @@ def hub_files(
             )
         )
     return files
-
-
-def choose_split(splits: Iterable[str], split: str | None, where: str, is_eval: bool = False) -> str:
-    """The split to take: as asked for, else `train` (for evaluation `validation`, or else `test`).
-
-    Raises InputError, naming those that there are.
-    """
-    names = list(splits)
-    wanted = [split] if split else ["validation", "test"] if is_eval else ["train"]
-    found = next((name for name in wanted if name in names), None)
-    if found is None:
-        raise InputError(f"{where} has no split {wanted[0]!r}; choose with --split: {', '.join(names)}")
-    return found
 
 
 def _subset(name: str, subsets: Mapping[str, Splits], configs: Iterable[Any], subset: str | None) -> str:
@@ -153,8 +137,7 @@ def _by_words(paths: list[str], kind_of: Kind) -> Splits:
             found.setdefault(split, []).append(path)
         return found
     for path in paths:
-        words = re.split(r"[^a-zA-Z]+", path)
-        named = [split for split, known in _WORDS.items() if any(w.lower() in known for w in reversed(words))]
-        if named:
-            found.setdefault(named[0], []).append(path)
+        split = named_split(path)
+        if split is not None:
+            found.setdefault(split, []).append(path)
     return found or {"train": paths}

@@ -16,8 +16,8 @@ import xxhash
 
 from padless.packer.errors import InputError
 from padless.packer.sources.chunks import SourceFile
-from padless.packer.sources.hub_data import choose_split
-from padless.packer.sources.saved import refuse_decoded
+from padless.packer.sources.splits import choose_splits
+from padless.packer.sources.undecoded import undecoded_columns
 
 ROWS = 1000
 UNKNOWN_BYTES = 2**30
@@ -25,7 +25,9 @@ UNKNOWN_BYTES = 2**30
 
 
 def is_dataset(value: Any) -> bool:
-    """Whether it is a Dataset or IterableDataset of the `datasets` library, or its dict of splits."""
+    """Whether it is a Dataset or IterableDataset of the `datasets` library, or a dict of splits."""
+    if type(value) is dict:
+        return bool(value) and all(isinstance(k, str) and is_dataset(v) for k, v in value.items())
     kinds = [f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(value).__mro__]
     return any(
         f"datasets.{name}" in kinds
@@ -33,19 +35,25 @@ def is_dataset(value: Any) -> bool:
     )
 
 
-def object_file(value: Any, number: int, split: str | None, *, is_eval: bool) -> SourceFile:
-    """The source that an object is. Raises InputError for an unknown split and columns to be decoded."""
+def object_files(value: Any, number: int, split: str | None, *, is_eval: bool) -> Iterator[SourceFile]:
+    """The sources that an object is: one, or one a split.
+
+    Raises InputError for an unknown split.
+    """
     name = f"datasets object {number}"
     if isinstance(value, dict):
-        chosen = choose_split(value, split, name, is_eval)
-        value, name = value[chosen], f"{name}, {chosen}"
+        for chosen in choose_splits(value, split, name, is_eval):
+            yield _file(value[chosen], f"{name}, {chosen}", chosen)
     elif split:
         raise InputError(f"{name} is one split already, so split {split!r} does not apply to it")
-    if value.features is not None:
-        refuse_decoded(value.features.to_dict(), name)
+    else:
+        yield _file(value, name, "")
+
+
+def _file(value: Any, name: str, split: str) -> SourceFile:
     data = getattr(value, "data", None)
     size = UNKNOWN_BYTES if data is None else int(data.nbytes)
-    return SourceFile(path=name, name=name, kind="object", data=value, size=size)
+    return SourceFile(path=name, name=name, kind="object", split=split, data=value, size=size)
 
 
 def stamp(value: Any) -> str:
@@ -61,6 +69,9 @@ class RowStream:
         self._data = data
         self._hash = xxhash.xxh3_128()
         self._size = 0
+        features = data.features.to_dict() if data.features is not None else {}
+        self.undecoded = undecoded_columns(features)
+        """Columns that hold files, with their types."""
 
     def __enter__(self) -> RowStream:
         return self

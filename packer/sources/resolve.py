@@ -10,17 +10,17 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from padless.packer.errors import InputError
 from padless.packer.hub import is_hub_id
 from padless.packer.sources.chunks import SourceFile
 from padless.packer.sources.hub_data import hub_files
-from padless.packer.sources.objects import is_dataset, object_file
+from padless.packer.sources.objects import is_dataset, object_files
+from padless.packer.sources.packed import is_packed, refuse_packed, refuse_packed_below
 from padless.packer.sources.saved import is_saved, saved_files
+from padless.packer.sources.splits import TRAIN, VALIDATION, are_several
 from padless.packer.sources.text import begins_record
-from padless.runtime.format import MANIFEST, WORK_FOLDER
 
 KINDS = {
     ".json": "json",
@@ -43,7 +43,7 @@ ABOUT = {"readme", "license", "licence", "notice", "changelog"}
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which part of a source that has several to take; fields as in `PackConfig`."""
+    """Which part of a source that has parts to take; fields as in `PackConfig`."""
 
     split: str | None = None
     subset: str | None = None
@@ -61,7 +61,7 @@ def resolve_sources(
 
     A folder is searched for known extensions; hidden files, and notes such as README.md, are
     skipped there. A folder of `save_to_disk` gives its Arrow files, a Hub id (unless there is such a path)
-    its split's files. Raises InputError for whatever cannot be a source.
+    the files of its splits that are asked for. Raises InputError for whatever cannot be a source.
     """
     begins_record(text_by)
     choice = choice or Choice()
@@ -72,11 +72,19 @@ def resolve_sources(
             # What was asked for is for training; of a set to evaluate on, the usual split is taken.
             chosen, told = (Choice(), set()) if is_eval else (choice, taken)
             for file in _files(spec, len(files), chosen, is_eval, told):
-                file.eval = is_eval
+                if eval_specs:
+                    file.split = VALIDATION if is_eval else TRAIN
+                elif not are_several(choice.split):
+                    file.split = ""
                 files.append(file)
     if not files:
         raise InputError("no source was given; name a file, a glob or a folder")
     _refuse_idle(choice, taken)
+    if are_several(choice.split) and (whole := next((file for file in files if not file.split), None)):
+        raise InputError(
+            f"{whole.path} has no splits, so --split {choice.split} does not say where it goes: build it by "
+            "itself, or give it as --eval-source"
+        )
     seen: dict[Any, str] = {}
     for file in files:
         key: Any = file.path if file.revision else os.path.realpath(file.path)
@@ -100,7 +108,7 @@ def _files(spec: Any, number: int, choice: Choice, is_eval: bool, taken: set[str
     if is_dataset(spec):
         if isinstance(spec, dict):
             taken.add("split")
-        yield object_file(spec, number, choice.split, is_eval=is_eval)
+        yield from object_files(spec, number, choice.split, is_eval=is_eval)
         return
     if _is_on_hub(spec):
         taken.update(("split", "subset", "revision"))
@@ -113,15 +121,16 @@ def _files(spec: Any, number: int, choice: Choice, is_eval: bool, taken: set[str
             is_eval=is_eval,
         )
         return
-    if os.path.isdir(spec) and not _is_packed(spec) and is_saved(spec):
+    if os.path.isdir(spec) and not is_packed(spec) and is_saved(spec):
         taken.add("split")
-        for path in saved_files(spec, choice.split, is_eval=is_eval):
+        for split, path in saved_files(spec, choice.split, is_eval=is_eval):
             if not os.path.lexists(path):
                 raise InputError(
                     f"{path} is missing, which its state.json lists; copy or save the folder again"
                 )
             _check(path)
-            yield SourceFile(path=path, name="", kind="parquet", size=os.path.getsize(path))
+            size = os.path.getsize(path)
+            yield SourceFile(path=path, name="", kind="parquet", split=split, size=size)
         return
     for path in _expand(spec):
         kind, compression = _kind(path)
@@ -146,13 +155,10 @@ def _refuse_idle(choice: Choice, taken: set[str]) -> None:
 def _expand(spec: str) -> list[str]:
     """The files that one argument names, checked to be there and not empty."""
     if os.path.isdir(spec):
-        if os.path.isfile(os.path.join(spec, MANIFEST)) and _is_packed(spec):
-            raise InputError(
-                f"{spec} is a packed folder, its records are tokens already: pack-dataset repack {spec} "
-                "--output DIR packs them again, and several folders into one"
-            )
+        refuse_packed(spec)
         paths = sorted(_in_folder(spec))
         if not paths:
+            refuse_packed_below(spec)
             raise InputError(f"the folder {spec} holds no file to read; known extensions: {_known()}")
     elif os.path.lexists(spec):
         paths = [spec]
@@ -164,6 +170,9 @@ def _expand(spec: str) -> list[str]:
             raise InputError(f"nothing matches {spec}; see the folder, and quote the pattern")
     else:
         raise InputError(f"there is no file {spec}{_near(spec)}")
+    if not os.path.isdir(spec):
+        for folder in sorted({os.path.dirname(path) or "." for path in paths}):
+            refuse_packed(folder)
     for path in paths:
         _check(path)
     return paths
@@ -172,19 +181,11 @@ def _expand(spec: str) -> list[str]:
 def _in_folder(folder: str) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
         folders[:] = [
-            name for name in folders if not name.startswith(".") and not _is_packed(os.path.join(place, name))
+            name for name in folders if not name.startswith(".") and not is_packed(os.path.join(place, name))
         ]
         for name in names:
             if _kind_of_data(name)[0] and not name.startswith("."):
                 yield os.path.join(place, name)
-
-
-def _is_packed(folder: str) -> bool:
-    """Whether a build wrote this folder, or is writing it: its own output is no source."""
-    manifest = os.path.join(folder, MANIFEST)
-    return os.path.exists(os.path.join(folder, WORK_FOLDER)) or (
-        os.path.isfile(manifest) and b'"padless"' in Path(manifest).read_bytes()
-    )
 
 
 def _parts(path: str) -> tuple[str, str | None, str | None]:

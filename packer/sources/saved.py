@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from padless.packer.errors import InputError
-from padless.packer.sources.hub_data import choose_split
+from padless.packer.sources.splits import choose_splits
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
-DECODED = frozenset({"Image", "Audio", "Video", "Pdf", "Nifti", "Mesh"})
-"""Types of `datasets` whose values are files to be decoded."""
 
 
 def is_saved(folder: str) -> bool:
@@ -26,18 +24,26 @@ def is_saved(folder: str) -> bool:
     return SPLITS in names or (INFO in names and (STATE in names or arrow))
 
 
-def saved_files(folder: str, split: str | None, *, is_eval: bool) -> list[str]:
-    """The Arrow files of a saved data set, or of one split of several, in the order of their rows.
+def saved_files(folder: str, split: str | None, *, is_eval: bool) -> Iterator[tuple[str, str]]:
+    """(split, Arrow file) of a saved data set ("": it has no splits), in the order of their rows.
 
-    Raises InputError where the folder is not whole, rearranged by indices, or holds what must be decoded.
+    Raises InputError where the folder is not whole, or rearranged by indices.
     """
     if os.path.isfile(os.path.join(folder, SPLITS)):
         names = _read(folder, SPLITS).get("splits")
         if not isinstance(names, list) or not all(_is_name(name) for name in names):
             raise InputError(f"{folder}/{SPLITS} does not list its splits; save it again")
-        folder = os.path.join(folder, choose_split(names, split, folder, is_eval))
-    elif split:
+        for name in choose_splits(names, split, folder, is_eval):
+            for path in _files_of_one(os.path.join(folder, name)):
+                yield name, path
+        return
+    if split:
         raise InputError(f"{folder} holds one data set without splits, so --split {split} does not apply")
+    for path in _files_of_one(folder):
+        yield "", path
+
+
+def _files_of_one(folder: str) -> list[str]:
     state = _read(folder, STATE)
     if any(state.get(key) for key in ("_indices_data_files", "_indices_files")):
         raise InputError(
@@ -51,29 +57,8 @@ def saved_files(folder: str, split: str | None, *, is_eval: bool) -> list[str]:
             f"{folder}/{STATE} lists no Arrow files (_data_files): it is no folder of save_to_disk, or of a "
             "version that padless does not know; save it as Parquet, or name the files"
         )
-    refuse_decoded(_read(folder, INFO).get("features") or {}, folder)
+    _read(folder, INFO)
     return [os.path.join(folder, str(name)) for name in listed]
-
-
-def refuse_decoded(features: Mapping[str, Any], where: str) -> None:
-    """InputError where a column's type, as `datasets` spells it in JSON, is decoded when it is read."""
-    for name, feature in features.items():
-        kind = _decoded(feature)
-        if kind:
-            raise InputError(
-                f"{where}: column {name!r} holds {kind} data, which padless does not read; leave it out "
-                f"(.remove_columns({name!r})) if the rest is to be packed without it"
-            )
-
-
-def _decoded(feature: Any) -> str | None:
-    if isinstance(feature, Mapping):
-        if feature.get("_type") in DECODED:
-            return str(feature["_type"])
-        return next((kind for item in feature.values() if (kind := _decoded(item))), None)
-    if isinstance(feature, list):
-        return next((kind for item in feature if (kind := _decoded(item))), None)
-    return None
 
 
 def _is_name(value: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, OptionError
 from padless.packer.plan import Integers, PackPlan, as_lengths, index_type
 from padless.packer.strategies.groups import group
 
@@ -132,20 +132,20 @@ def in_windows(planner: Planner) -> WindowPlanner:
 
 
 def check_constraints(max_length: int, align: int, packs_multiple: int, plan_window: int | None) -> None:
-    """Raise InputError for constraints that no plan of packs of `max_length` tokens can hold."""
+    """Raise OptionError for constraints that no plan of packs of `max_length` tokens can hold."""
     given = {"align": align, "packs_multiple": packs_multiple, "plan_window": plan_window}
     for name, value in given.items():
         if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, got {value}")
+            raise OptionError(f"{name} must be at least 1, got {value}")
     if align > max_length:
-        raise InputError(
+        raise OptionError(
             f"align {align:,} is larger than max_length {max_length:,}: no padded sequence would fit a pack; "
-            "lower align or raise max_length"
+            "lower it, or raise max_length"
         )
     if unused := max_length % align:
-        raise InputError(
+        raise OptionError(
             f"max_length {max_length:,} is no multiple of align {align:,}, so its last {unused:,} tokens "
-            f"could not be used; give max_length {max_length - unused:,}, or another align"
+            f"could not be used; give max_length {max_length - unused:,}, or another multiple"
         )
 
 

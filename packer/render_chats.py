@@ -1,0 +1,178 @@
+"""Chats through the chat template to marked text, each in one render.
+
+Plain chats go through the fast engine, a chunk at once; what is not plain, what a template refuses and what
+spells special tokens goes through jinja2, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from padless.packer.config import PackConfig
+from padless.packer.encode import Encoder
+from padless.packer.errors import InputError
+from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.locate import located
+from padless.packer.marks import choose_marks, leaves, split_marked
+from padless.packer.prepared import Batch, Prepared
+from padless.packer.refusals import known_roles, lost_calls, unclear_turns, unknown_role
+from padless.packer.spans import Shield, check_no_stand_ins
+from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
+
+
+class ChatRenderer:
+    """The template with what rendering by it needs, the same from chunk to chunk."""
+
+    def __init__(
+        self, config: PackConfig, template: ChatTemplate | None, encoder: Encoder, shield: Shield
+    ) -> None:
+        self.config = config
+        if config.train_on != "all" or config.overflow == "truncate":  # else turns do not matter
+            template = located(template, encoder.files.special_contents)
+        self.template = template
+        self._roles = known_roles(template.source if template is not None else "")
+        self._shield = shield
+        self._folder = encoder.files.folder
+        self._normalizes = encoder.normalizes
+
+    def render(self, found: Prepared, chats: list[tuple[int, Chat]]) -> None:
+        """Put the chats into `found` as marked text.
+
+        Raises InputError where there is no template, or none that tells what to train on.
+        """
+        if not chats:
+            return
+        template = self.template
+        if template is None:
+            raise InputError(
+                f"the tokenizer in {self._folder} has no chat template, and these records "
+                "are chats: give one with --template FILE or --template chatml"
+            )
+        if not template.has_marks and self.config.train_on != "all":
+            raise InputError(
+                f"what to train on cannot be told from the chat template {template.name}: "
+                f"{template.why_unmarked}; give one that marks the assistant's turns with "
+                "{% generation %} blocks (--template FILE, or a built-in one such as chatml), or "
+                "--train-on all"
+            )
+        if not self._roles.issuperset([turn["role"] for _, chat in chats for turn in chat.messages]):
+            chats = self._allowed(found, chats, lambda chat: unknown_role(chat, self._roles))
+        joined, plain = _joined(chats)
+        if not plain:
+            chats = self._allowed(found, chats, lambda chat: lost_calls(chat, template.source))
+        marks = choose_marks([template.fixed_text, joined])
+        if marks is None:
+            found.in_halves(chats, self.render)
+            return
+        if not self.config.allow_special and self._shield.may_be_spelled_in(joined):
+            kept: list[tuple[int, Chat]] = []
+            for record, chat in chats:
+                content = leaves(chat)
+                if self._shield.spelled_in(content):
+                    self._render_shielded(found, record, chat, content, marks)
+                else:
+                    kept.append((record, chat))
+            chats = kept
+        if not plain or any(character in joined for character in TRIMMED_DIFFERENTLY):
+            fit = [is_plain(chat) for _, chat in chats]
+            self._render_slow(
+                found, [c for c, fits in zip(chats, fit, strict=True) if not fits], marks, template
+            )
+            chats = [c for c, fits in zip(chats, fit, strict=True) if fits]
+        if not self._render_fast(found, chats, marks, template):
+            self._render_slow(found, chats, marks, template)
+
+    def _allowed(
+        self, found: Prepared, chats: list[tuple[int, Chat]], refusal: Callable[[Chat], str | None]
+    ) -> list[tuple[int, Chat]]:
+        """The chats but for those that there is a reason to refuse."""
+        kept: list[tuple[int, Chat]] = []
+        for record, chat in chats:
+            reason = refusal(chat)
+            if reason is None:
+                kept.append((record, chat))
+            else:
+                found.bad(record, reason)
+        return kept
+
+    def _render_fast(
+        self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
+    ) -> bool:
+        """Render plain chats at once; False where that cannot be done or is not what jinja2 gives."""
+        if template.fast is None or not chats:
+            return not chats
+        try:
+            marked = template.render_fast([chat for _, chat in chats], marks)
+            # The second guard: one record of every chunk, against the reference.
+            if not marked.startswith(template.render(chats[0][1], marks)):
+                return False
+            self._add(found, chats, marked, marks)
+        except Exception:  # a record that the template refuses: the reference finds it
+            return False
+        return True
+
+    def _render_slow(
+        self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
+    ) -> None:
+        pieces: list[str] = []
+        kept: list[tuple[int, Chat]] = []
+        for record, chat in chats:
+            try:
+                pieces.append(template.render(chat, marks))
+                kept.append((record, chat))
+            except RecordError as error:
+                found.bad(record, str(error))
+        if kept:
+            try:
+                self._add(found, kept, "".join(pieces), marks)
+            except RecordError as error:
+                raise InputError(f"chat template {template.name}: {error}") from error
+
+    def _add(self, found: Prepared, chats: list[tuple[int, Chat]], marked: str, marks: str) -> None:
+        if found.untrained or found.weights or self.config.train_on == "last":
+            rendered = zip(chats, marked.split(marks[2])[:-1], strict=True)
+            kept = [
+                (item, text) for item, text in rendered if self._turns_are_told(found, *item, text, marks)
+            ]
+            chats, marked = [item for item, _ in kept], "".join(text + marks[2] for _, text in kept)
+        parts = split_marked(marked, marks, normalizes=self._normalizes)
+        found.batches.append(Batch([record for record, _ in chats], parts, plain=False, is_chat=True))
+
+    def _turns_are_told(self, found: Prepared, record: int, chat: Chat, marked: str, marks: str) -> bool:
+        """Whether each of the assistant's turns is one span, where some are trained and others not."""
+        by_turn = record in found.untrained or record in found.weights
+        if not by_turn and self.config.train_on != "last":
+            return True
+        reason = unclear_turns(chat, marked.count(marks[0]))
+        if reason is not None:
+            found.bad(record, reason)
+        return reason is None
+
+    def _render_shielded(
+        self, found: Prepared, record: int, chat: Chat, content: list[str], marks: str
+    ) -> None:
+        assert self.template is not None
+        try:
+            check_no_stand_ins(content)
+            stand_ins: dict[str, str] = {}
+            content_of: Any = self._shield.cover([chat.messages, chat.tools, chat.variables], stand_ins)
+            messages, tools, variables = content_of
+            covered = chat._replace(messages=messages, tools=tools, variables=variables)
+            marked = self.template.render(covered, marks)
+        except RecordError as error:
+            found.bad(record, str(error))
+        else:
+            if self._turns_are_told(found, record, chat, marked, marks):
+                found.shielded.append((record, marked, marks, stand_ins))
+
+
+def _joined(chats: list[tuple[int, Chat]]) -> tuple[str, bool]:
+    """All texts of the chats in one, and whether every chat is turns of strings and nothing else."""
+    try:
+        joined = "\n".join([value for _, chat in chats for turn in chat.messages for value in turn.values()])
+    except TypeError:
+        return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
+    if any(chat.tools is not None or chat.variables for _, chat in chats):
+        return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
+    return joined, True

@@ -1,0 +1,109 @@
+"""What to pack again and how, and whether the folders can be: asked before anything is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.packer.errors import InputError
+from padless.packer.strategies import CUTS
+from padless.runtime.format import Manifest, SplitsManifest, load_manifest, read_manifest
+from padless.runtime.reader import column_to_numpy
+
+PLANNING = (
+    *("max_length", "strategy", "eval_strategy", "overflow", "max_sequences_per_pack", "align"),
+    *("packs_multiple", "plan_window", "labels", "shard_size", "compression", "seed"),
+)
+"""Options of a build that need no tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepackConfig:
+    """What to pack again and how; an option that is None is as the (first) folder was built."""
+
+    folders: tuple[str, ...]
+    """Packed folders, or folders of splits with the same splits."""
+    output: str
+    exclude: str | None = None
+    """A file of record numbers to leave out: one a line, or a Parquet file's column `record`."""
+    max_length: int | None = None
+    strategy: str | None = None
+    eval_strategy: str | None = None
+    overflow: str | None = None
+    max_sequences_per_pack: int | None = None
+    align: int | None = None
+    packs_multiple: int | None = None
+    plan_window: int | None = None
+    labels: str | None = None
+    shard_size: int | None = None
+    compression: str | None = None
+    seed: int | None = None
+    workers: int | None = None
+    force: bool = False
+    progress: Callable[[str, Mapping[str, float]], None] | None = None
+
+
+def splits_of(folder: str) -> dict[str, Manifest]:
+    """split -> its manifest; "" for a folder of one.
+
+    Raises InputError for a folder that cannot be repacked, and what opening one raises.
+    """
+    manifest = load_manifest(folder)
+    if isinstance(manifest, SplitsManifest):
+        found = {name: read_manifest(folder, name) for name in manifest.names}
+    else:
+        found = {"": manifest}
+    for one in found.values():
+        if (strategy := one.options.get("packed_with")) in CUTS:
+            raise InputError(
+                f"{folder} was packed with {strategy}, which cut its sequences where packs ended: build again"
+            )
+        if one.extras:
+            names = ", ".join(column.name for column in one.extras)
+            raise InputError(
+                f"{folder} has further columns ({names}), which repack cannot carry: build again"
+            )
+    return found
+
+
+def check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts: list[Manifest]) -> None:
+    """See that folders can be packed together. InputError where they cannot."""
+    for folder, splits, first in zip(config.folders, folders, firsts, strict=True):
+        if first.tokenizer_fingerprint != firsts[0].tokenizer_fingerprint:
+            raise InputError(
+                f"{folder} was tokenized with another tokenizer ({first.tokenizer_fingerprint}) than "
+                f"{config.folders[0]} ({firsts[0].tokenizer_fingerprint}): build it with the same one"
+            )
+        if list(splits) != list(folders[0]):
+            names = (", ".join(part).strip() or "none" for part in (splits, folders[0]))
+            raise InputError(
+                f"{folder} has the splits {next(names)}, {config.folders[0]} has {next(names)}: repack them "
+                "one by one"
+            )
+        for name in PLANNING:
+            if getattr(config, name) is None and first.options.get(name) != firsts[0].options.get(name):
+                raise InputError(
+                    f"{folder} was built with {name} {first.options.get(name)!r}, {config.folders[0]} with "
+                    f"{firsts[0].options.get(name)!r}: say which with --{name.replace('_', '-')}"
+                )
+
+
+def read_excluded(path: str) -> NDArray[np.int64]:
+    """Record numbers, ascending; InputError where the file cannot be read as such."""
+    try:
+        if path.endswith(".parquet"):
+            import pyarrow.parquet as pq
+
+            found = column_to_numpy(pq.read_table(path, columns=["record"]).column("record"))
+        else:
+            with open(path, encoding="utf-8") as file:
+                found = np.array([int(line) for line in file if line.strip()], dtype=np.int64)
+    except (ValueError, KeyError, OSError) as problem:
+        raise InputError(
+            f"--exclude {path}: {problem}; give record numbers (as in sequences.parquet), one a line, or a "
+            "Parquet file with a column `record`"
+        ) from None
+    return np.unique(found.astype(np.int64))

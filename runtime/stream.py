@@ -133,6 +133,11 @@ class PackedStream(IterableDataset[VarlenBatch]):
         refuse_to_be_split()
         return self._batches()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker cannot see whose loader it works for; the process that pickles for it can.
+        refuse_to_be_split()
+        return self.__dict__
+
     def predicted_idle(self, *, world_size: int | None = None) -> float:
         """The share of the current epoch for which ranks would wait for the slowest of each step.
 

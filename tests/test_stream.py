@@ -383,6 +383,20 @@ def test_a_stream_inside_accelerates_shards_or_dispatch_says_what_to_use(packed:
             next(iter(loader))
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_stream_dispatched_from_loader_workers_says_what_to_use(packed: Path, start: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(
+        cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(dispatch_batches=True)
+    )
+    stream = PackedStream(packed, rank=0, world_size=1)
+    loader = accelerator.prepare(
+        DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context=start)
+    )
+    with pytest.raises(StreamError, match="DataLoaderDispatcher"):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("balance", [None, "attention"])
 def test_accelerate_gives_each_rank_its_batches_of_the_sampler_and_no_pack_twice(
     packed: Path, balance: str | None

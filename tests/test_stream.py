@@ -305,6 +305,29 @@ def test_each_worker_goes_on_from_a_state_of_its_own(
     assert [got[number] for number in range(len(expected))] == expected
 
 
+@pytest.mark.parametrize("balance", [None, "attention"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_torchdatas_loader_goes_on_where_it_stopped(packed: Path, workers: int, balance: str | None) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def open_loader() -> Any:
+        return stateful.StatefulDataLoader(
+            PackedStream(packed, rank=1, world_size=2, seed=5, balance=balance),
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+
+    expected = run_epoch(packed, 2, seed=5, balance=balance)[1]
+    for stop in (0, 1, 4, 10):
+        loader = open_loader()
+        iterator = iter(loader)
+        head = [numbers(next(iterator)) for _ in range(stop)]
+        resumed = open_loader()
+        resumed.load_state_dict(loader.state_dict())
+        assert head + [numbers(batch) for batch in resumed] == expected
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

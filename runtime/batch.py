@@ -56,16 +56,13 @@ class PackBatch:
         }
         for column in columns:
             array = batch.column(column.name)
-            if column.level != "pack":
-                self.offsets[column.name] = to_numpy(array.offsets)
-                array = array.values
-            self.values[column.name] = to_numpy(array)
-        self.lists = [
-            (self.values[name], self.offsets[name])
-            for name in ("input_ids", "seq_lengths", "sequence_ids", "labels")
-            if name in self.offsets
-        ]
-        """Values and offsets of these columns in this order; the last may be left out."""
+            if column.level == "pack":
+                self.values[column.name] = to_numpy(array)
+                continue
+            # Counted from the batch's first value, so that columns of one level have the same offsets.
+            offsets = to_numpy(array.offsets)
+            self.values[column.name] = to_numpy(array.values)[offsets[0] :]
+            self.offsets[column.name] = offsets - offsets[0] if offsets[0] else offsets
         self._own = [
             (column.name, self.values[column.name], self.offsets.get(column.name))
             for column in columns

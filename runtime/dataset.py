@@ -78,7 +78,7 @@ class PackBatchSampler(Sampler[list[int]]):
         return self._order.num_packs // self._order.group * self.world_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step, _ in self._order.steps(Position(epoch=self.epoch)):
+        for step in self._order.steps(Position(epoch=self.epoch)):
             if len(step) == self._order.group:
                 yield from (step[rank :: self.world_size].tolist() for rank in range(self.world_size))
         self.epoch += 1

@@ -66,6 +66,24 @@ def shuffled(places: Numbers, size: int, seed: int, epoch: int) -> Numbers:
     return numbers.astype(np.int64)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Window:
+    """Packs whose order is computed at once, the window ending at `taken` in the epoch's order."""
+
+    epoch: int
+    taken: int
+    packs: Numbers
+    group: int
+    """Packs a step for which they were arranged; 0 where they stand as in the epoch's order."""
+
+    def after(self, packs: int) -> Position:
+        """The position after the first so many packs of the window."""
+        left = self.packs[packs:]
+        if self.group:
+            return Position(epoch=self.epoch, taken=self.taken, left=left, group=self.group)
+        return Position(epoch=self.epoch, taken=self.taken - len(left))
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepOrder:
     """The steps of every epoch over `num_packs` packs, `group` packs a step over all ranks."""
@@ -77,27 +95,27 @@ class StepOrder:
     costs: Numbers | None = None
     """Cost of each pack; steps are made of packs of like cost where given."""
 
-    def steps(self, position: Position) -> Iterator[tuple[Numbers, Position]]:
-        """The steps from a position to the epoch's end, and the position after each.
+    def windows(self, position: Position) -> Iterator[Window]:
+        """The windows from a position to the epoch's end; steps are cut from each, `group` packs a step.
 
-        The last step holds what is left and may be smaller than `group`.
+        Only an epoch's last step may be smaller, where `group` packs are not left.
         """
-        taken, left = position.taken, position.left
-        if len(left) and position.group != self.group:
-            taken, left = self._regroup(position.epoch, taken, left)
-        told = len(left) > 0
-        while len(left) or taken < self.num_packs:
-            if not len(left):
-                window = max(1, self._window // self.group) * self.group
-                end = min(taken + window, self.num_packs)
-                left = self._arrange(self._packs(position.epoch, taken, end), position.epoch, taken)
-                taken, told = end, self.costs is not None
-            step, left = left[: self.group], left[self.group :]
-            if told:
-                after = Position(epoch=position.epoch, taken=taken, left=left, group=self.group)
-            else:
-                after = Position(epoch=position.epoch, taken=taken - len(left))
-            yield step, after
+        epoch, taken, left = position.epoch, position.taken, position.left
+        if len(left):
+            if position.group != self.group:
+                taken, left = self._regroup(epoch, taken, left)
+            yield Window(epoch=epoch, taken=taken, packs=left, group=self.group)
+        size = max(1, self._window // self.group) * self.group
+        while taken < self.num_packs:
+            start, taken = taken, min(taken + size, self.num_packs)
+            packs = self._arrange(self._packs(epoch, start, taken), epoch, start)
+            yield Window(epoch=epoch, taken=taken, packs=packs, group=self.group if self._arranges else 0)
+
+    def steps(self, position: Position) -> Iterator[Numbers]:
+        """The steps from a position to the epoch's end; the last may be smaller than `group`."""
+        for window in self.windows(position):
+            for start in range(0, len(window.packs), self.group):
+                yield window.packs[start : start + self.group]
 
     def remaining(self, position: Position) -> int:
         """Packs from a position to the end of its epoch."""
@@ -106,7 +124,11 @@ class StepOrder:
     @property
     def _window(self) -> int:
         """Packs that are put in order together; without costs only to compute many at once."""
-        return WINDOW if self.costs is not None else 4 * WINDOW
+        return WINDOW if self._arranges else 16 * WINDOW
+
+    @property
+    def _arranges(self) -> bool:
+        return self.costs is not None
 
     def _packs(self, epoch: int, start: int, end: int) -> Numbers:
         places = np.arange(start, end, dtype=np.int64)

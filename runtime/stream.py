@@ -13,21 +13,24 @@ always the same number of batches. The price is that one process knows nothing a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
+from padless.runtime.arrays import to_numpy
 from padless.runtime.batch import Pack
 from padless.runtime.collate import collate, gather
 from padless.runtime.dataset import PackedDataset, pack_costs, step_order
 from padless.runtime.errors import StreamError
-from padless.runtime.order import Position, idle_share
+from padless.runtime.order import Position, Window, idle_share
 from padless.runtime.ranks import find_ranks, refuse_to_be_split
 from padless.runtime.reader import PackedReader
+from padless.runtime.schema import OWN_COLUMNS, ColumnInfo, parse_type
 from padless.runtime.stream_state import StreamState, data_identity
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -87,6 +90,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
             shuffle=shuffle,
             position=Position(epoch=0),
         )
+        self._reached: tuple[Window, int, tuple[int, int]] | None = None
         if not len(self):
             raise StreamError(
                 f"{self.reader.path} has {len(self.reader)} packs, a step of {self.world_size} ranks takes "
@@ -103,31 +107,36 @@ class PackedStream(IterableDataset[VarlenBatch]):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self._state.position.epoch
+        return self._settled().position.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the first batch of an epoch. At its own epoch a stream stays where it is."""
         if epoch < 0:
             raise StreamError(f"epoch is {epoch}; epochs count from 0")
         if epoch != self.epoch:
-            self._state = self._state.at(Position(epoch=epoch))
+            self._go(Position(epoch=epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins: the same on every rank after the same step."""
-        return self._state.to_dict()
+        return self._settled().to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state, with any number of ranks, workers and packs a batch.
 
         Raises StateError for a state of another data set, seed, shuffle or version.
         """
-        self._state = self._state.load(state, num_packs=self._order.num_packs)
+        self._state, self._reached = self._state.load(state, num_packs=self._order.num_packs), None
         if self._state.worker is None:
             self._end_epoch()
 
     def __iter__(self) -> Iterator[VarlenBatch]:
         refuse_to_be_split()
         return self._batches()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker cannot see whose loader it works for; the process that pickles for it can.
+        refuse_to_be_split()
+        return self.__dict__
 
     def predicted_idle(self, *, world_size: int | None = None) -> float:
         """The share of the current epoch for which ranks would wait for the slowest of each step.
@@ -137,43 +146,73 @@ class PackedStream(IterableDataset[VarlenBatch]):
         world = world_size or self.world_size
         order = replace(self._order, group=self.packs_per_batch * world)
         costs = pack_costs(self.reader) if order.costs is None else order.costs
-        steps = (step for step, _ in order.steps(Position(epoch=self.epoch)))
+        steps = order.steps(Position(epoch=self.epoch))
         return idle_share(costs, world, (step for step in steps if len(step) == order.group))
 
     def _batches(self) -> Iterator[VarlenBatch]:
         """The rest of the epoch."""
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        position = self._state.position
-        first = self._state.first_step(worker, workers)
-        for number, (step, after) in enumerate(self._order.steps(position)):
-            if len(step) < self._order.group and self.remainder == "drop":
-                break
-            if number % workers == first:
-                mine = step[self.rank :: self.world_size]
-                batch = gather(self.reader, mine.tolist()) if len(mine) else _without_targets()
-                self._state = self._state.at(after, worker=(worker, workers))
-                if workers == 1:
-                    self._end_epoch()
-                yield batch
-        if self._state.position.epoch == position.epoch:
-            self._state = self._state.at(Position(epoch=position.epoch + 1))
+        begun = self._settled()
+        first = begun.first_step(worker, workers)
+        remaining = self._order.remaining(begun.position)
+        group, least = self._order.group, self._least
+        number = 0
+        for window in self._order.windows(begun.position):
+            packs = window.packs.tolist()
+            for start in range(0, len(packs), group):
+                if remaining < least:
+                    break
+                mine = number % workers == first
+                number += 1
+                end = min(start + group, len(packs))
+                remaining -= end - start
+                if mine:
+                    chosen = packs[start + self.rank : end : self.world_size]
+                    batch = (
+                        gather(self.reader, chosen)
+                        if chosen
+                        else _without_targets(self.reader.manifest.columns)
+                    )
+                    self._reached = window, end, (worker, workers)
+                    if workers == 1 and remaining < least:
+                        self._end_epoch()
+                    yield batch
+        if self.epoch == begun.position.epoch:
+            self._go(Position(epoch=begun.position.epoch + 1))
+
+    @property
+    def _least(self) -> int:
+        """How many packs must remain of an epoch for one more step."""
+        return self._order.group if self.remainder == "drop" else 1
+
+    def _settled(self) -> StreamState:
+        """The state after the last batch: made where it is asked for, not with every batch."""
+        if self._reached is not None:
+            window, packs, worker = self._reached
+            self._state = self._state.at(window.after(packs), worker=worker)
+            self._reached = None
+        return self._state
+
+    def _go(self, position: Position) -> None:
+        self._state, self._reached = self._state.at(position), None
 
     def _end_epoch(self) -> None:
         """Move on where what remains of the epoch makes no batch, so that a state says so."""
-        remaining = self._order.remaining(self._state.position)
-        if remaining < (self._order.group if self.remainder == "drop" else 1):
-            epoch = self._state.position.epoch
+        position = self._settled().position
+        remaining = self._order.remaining(position)
+        if remaining < self._least:
             if remaining:
-                _LOG.info("epoch %d leaves %d packs out: they fill no step", epoch, remaining)
-            self._state = self._state.at(Position(epoch=epoch + 1))
+                _LOG.info("epoch %d leaves %d packs out: they fill no step", position.epoch, remaining)
+            self._go(Position(epoch=position.epoch + 1))
 
 
-def _without_targets() -> VarlenBatch:
+def _without_targets(columns: Sequence[ColumnInfo]) -> VarlenBatch:
     """What a rank computes where no pack is left for it: two tokens of no sequence, untrained.
 
-    Two, because losses shift by one, and some fail on nothing.
+    Two, because losses shift by one, and some fail on nothing. Further columns are zeros.
     """
+    further = [column for column in columns if column.name not in OWN_COLUMNS]
     none = np.full(2, -100, dtype=np.int32)
     return collate(
         [
@@ -186,7 +225,18 @@ def _without_targets() -> VarlenBatch:
                 num_targets=0,
                 max_seqlen=2,
                 attention_cost=4,
-                extras={},
+                extras={column.name: _zeros(column) for column in further},
+                extra_levels={column.name: column.level for column in further},
             )
         ]
     )
+
+
+def _zeros(column: ColumnInfo) -> Any:
+    """A further column's cell in a pack of two tokens and one sequence: zeros, or empty strings."""
+    kind = parse_type(column.type)
+    empty = to_numpy(pa.array([], type=kind if column.level == "pack" else kind.value_type))
+    cell = np.zeros((2 if column.level == "token" else 1, *empty.shape[1:]), dtype=empty.dtype)
+    if empty.dtype == object:
+        cell[:] = ""
+    return cell[0] if column.level == "pack" else cell

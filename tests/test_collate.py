@@ -92,6 +92,7 @@ def test_every_sequence_comes_back_out_of_a_batch(packs: list[list[list[int]]]) 
 
 
 def test_boundaries_are_never_guessed_from_ids() -> None:
+    """BR-008."""
     # The end-of-turn id closes turns inside a chat, begin and end may even share an id.
     batch = collate([make_pack([4, 7, 4, 8, 4], [2, 2, 2])])
     assert batch["cu_seq_lens_q"].tolist() == [0, 5, 8]

@@ -52,6 +52,15 @@ def test_accumulated_batches_give_the_mean_over_all_tokens_of_the_step(
     assert step == pytest.approx(float(every.mean()) if len(every) else 0.0)
 
 
+def test_equal_batches_and_batches_without_targets_leave_the_mean_as_it_is() -> None:
+    """BR-027, BR-030: a token loss of 2 is a step loss of 2."""
+    batches = [collate([pack_of([11])]) for _ in range(4)]
+    nothing = collate([pack_of([3], masked=2)])
+    assert [batch.num_targets for batch in [*batches, nothing]] == [10, 10, 10, 10, 0]
+    for step in (batches, [batches[0], nothing]):
+        assert sum(2.0 * batch.num_targets for batch in step) / step_targets(step) == 2.0
+
+
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.integers(0, 3))
 def test_weights_give_the_sum_of_the_sequences_means(packs: list[list[int]], masked: int) -> None:

@@ -246,6 +246,7 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_named_on_opening(packed: Path) -> None:
+    """BR-129: at once, and not when its first pack is asked for."""
     lost = shard(packed, 1)
     lost.unlink()
     with pytest.raises(MissingFileError, match=f"{lost.name}.*rebuild"):
@@ -262,6 +263,7 @@ def test_a_shard_of_another_size_is_named_on_opening(packed: Path, change: int) 
 
 
 def test_a_changed_byte_is_found_by_verify(packed: Path) -> None:
+    """BR-128: and is never skipped."""
     data = bytearray(shard(packed).read_bytes())
     data[len(data) // 2] ^= 1
     shard(packed).write_bytes(data)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,6 +227,35 @@ def test_padding_gives_batches_without_targets_and_never_a_repeat(packed: Path) 
     assert set(last[7]) == set(last[0])
 
 
+def test_a_batch_without_targets_has_the_further_columns_of_the_others(tmp_path: Path) -> None:
+    extras = {
+        "advantage": ("token", "list<float32>", pa.list_(pa.float32()), [[0.5, 1.5], [2.5]]),
+        "top": (
+            "token",
+            "list<fixed_size_list<float32, 3>>",
+            pa.list_(pa.list_(pa.float32(), 3)),
+            [[[1.0, 2.0, 3.0]] * 2, [[4.0, 5.0, 6.0]]],
+        ),
+        "pair_id": ("sequence", "list<int64>", pa.list_(pa.int64()), [[7], [8]]),
+        "weight": ("pack", "float64", pa.float64(), [1.0, 2.0]),
+        "kind": ("pack", "string", pa.string(), ["a", "b"]),
+    }
+    path = tmp_path / "packed"
+    write_folder(path, Folder(packs=[count_up(2), count_up(1)], extras=extras))
+    batches = [
+        next(iter(PackedStream(path, rank=rank, world_size=3, remainder="pad", shuffle=False)))
+        for rank in range(3)
+    ]
+    assert [batch.num_targets for batch in batches] == [1, 0, 0]
+    full, _, empty = batches
+    assert list(empty) == list(full)
+    for key, value in full.items():
+        assert getattr(empty[key], "dtype", type(value)) == getattr(value, "dtype", type(value)), key
+        assert getattr(empty[key], "shape", None) == getattr(value, "shape", None), key
+    assert not empty["top"].any() and not empty["pair_id"].any()
+    assert empty["kind"] == [""]
+
+
 # One number of spawned workers is enough: each takes seconds to import torch.
 @pytest.mark.parametrize(("start", "workers"), [("fork", 1), ("fork", 2), ("fork", 3), ("spawn", 2)])
 def test_loader_workers_give_the_same_batches(packed: Path, start: str, workers: int) -> None:
@@ -273,6 +303,29 @@ def test_each_worker_goes_on_from_a_state_of_its_own(
             with pytest.raises(StateError, match="as many workers"):
                 batches((worker + 1) % 3, state, PACKS)
     assert [got[number] for number in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize("balance", [None, "attention"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_torchdatas_loader_goes_on_where_it_stopped(packed: Path, workers: int, balance: str | None) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def open_loader() -> Any:
+        return stateful.StatefulDataLoader(
+            PackedStream(packed, rank=1, world_size=2, seed=5, balance=balance),
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+
+    expected = run_epoch(packed, 2, seed=5, balance=balance)[1]
+    for stop in (0, 1, 4, 10):
+        loader = open_loader()
+        iterator = iter(loader)
+        head = [numbers(next(iterator)) for _ in range(stop)]
+        resumed = open_loader()
+        resumed.load_state_dict(loader.state_dict())
+        assert head + [numbers(batch) for batch in resumed] == expected
 
 
 @pytest.mark.parametrize(
@@ -353,6 +406,20 @@ def test_a_stream_inside_accelerates_shards_or_dispatch_says_what_to_use(packed:
             next(iter(loader))
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_stream_dispatched_from_loader_workers_says_what_to_use(packed: Path, start: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(
+        cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(dispatch_batches=True)
+    )
+    stream = PackedStream(packed, rank=0, world_size=1)
+    loader = accelerator.prepare(
+        DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context=start)
+    )
+    with pytest.raises(StreamError, match="DataLoaderDispatcher"):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("balance", [None, "attention"])
 def test_accelerate_gives_each_rank_its_batches_of_the_sampler_and_no_pack_twice(
     packed: Path, balance: str | None
@@ -379,7 +446,7 @@ def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed
     rng = np.random.default_rng(0)
     costs = np.sort(rng.integers(1, 10_000, 1024))[rng.permutation(1024)]
     order = StepOrder(num_packs=1024, group=8, seed=0, shuffle=True, costs=costs)
-    steps = [step for step, _ in order.steps(Position(epoch=0))]
+    steps = list(order.steps(Position(epoch=0)))
     assert sorted(np.concatenate(steps).tolist()) == list(range(1024))
     assert max(np.ptp(costs[step]) for step in steps) < np.ptp(costs) / 4
     # Shuffled: neither the windows nor the steps in them come by cost.

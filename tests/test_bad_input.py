@@ -176,7 +176,7 @@ def one_file_for_both_splits(folder: Path) -> tuple[list[object], list[str]]:
 
 @case
 def no_length(folder: Path) -> tuple[list[object], list[str]]:
-    return [DEMO, "--max-length", 0], ["max_length", "at least 1", "got 0"]
+    return [DEMO, "--max-length", 0], ["--max-length", "at least 1", "got 0"]
 
 
 @case
@@ -186,22 +186,22 @@ def an_unknown_strategy(folder: Path) -> tuple[list[object], list[str]]:
 
 @case
 def an_alignment_larger_than_a_pack(folder: Path) -> tuple[list[object], list[str]]:
-    return [DEMO, "--align", 4096], ["align 4,096", "max_length", "lower align"]
+    return [DEMO, "--align", 4096], ["--align 4,096", "--max-length", "lower it"]
 
 
 @case
 def a_length_that_is_no_multiple_of_the_alignment(folder: Path) -> tuple[list[object], list[str]]:
-    return [DEMO, "--align", 7], ["no multiple of align 7", "give max_length"]
+    return [DEMO, "--align", 7], ["no multiple of align 7", "give --max-length"]
 
 
 @case
 def fewer_sequences_than_packs_must_be(folder: Path) -> tuple[list[object], list[str]]:
-    return [DEMO, "--packs-multiple", 500], ["400 sequences", "500 packs", "packs_multiple"]
+    return [DEMO, "--packs-multiple", 500], ["400 sequences", "500 packs", "--packs-multiple 500"]
 
 
 @case
 def a_window_of_nothing(folder: Path) -> tuple[list[object], list[str]]:
-    return [DEMO, "--plan-window", 0], ["plan_window", "at least 1", "got 0"]
+    return [DEMO, "--plan-window", 0], ["--plan-window", "at least 1", "got 0"]
 
 
 @case
@@ -221,12 +221,12 @@ def an_unknown_end_token(folder: Path) -> tuple[list[object], list[str]]:
 
 @case
 def an_eval_share_above_one(folder: Path) -> tuple[list[object], list[str]]:
-    return [DEMO, "--eval-fraction", 1.5], ["eval_fraction", "between 0 and 1", "1.5"]
+    return [DEMO, "--eval-fraction", 1.5], ["--eval-fraction", "between 0 and 1", "1.5"]
 
 
 @case
 def all_for_evaluation(folder: Path) -> tuple[list[object], list[str]]:
-    return [DEMO, "--eval-fraction", 1], ["eval_fraction", "less than 1"]
+    return [DEMO, "--eval-fraction", 1], ["--eval-fraction", "less than 1"]
 
 
 @case
@@ -283,7 +283,7 @@ def a_wrong_type_of_a_word_in_YAML(folder: Path) -> tuple[list[object], list[str
 @case
 def a_wrong_type_of_a_switch_in_YAML(folder: Path) -> tuple[list[object], list[str]]:
     (folder / "c.yaml").write_text("allow_special: please\n")
-    return [DEMO, "--config", folder / "c.yaml"], ["allow_special", "'please'"]
+    return [DEMO, "--config", folder / "c.yaml"], ["--allow-special", "'please'"]
 
 
 @case
@@ -543,7 +543,7 @@ def test_the_script_refuses_as_the_commands_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["build"], ["missing", "sources", "--tokenizer", "--max-length", "--output"]),
+        (["build"], ["missing", "SOURCE", "--tokenizer", "--max-length", "--output"]),
         (["build", DEMO, "--output", "x"], ["missing", "--tokenizer", "--max-length"]),
     ],
     ids=["nothing", "half"],

@@ -165,9 +165,10 @@ def split_packs(plan: PackPlan, lengths: Integers, multiple: int) -> PackPlan:
     """
     missing = -len(plan) % multiple
     if len(plan) + missing > len(plan.order):
-        raise InputError(
-            f"{len(plan.order):,} sequences cannot make {len(plan) + missing:,} packs, the next multiple of "
-            f"packs_multiple {multiple:,}; lower it, or give more data or a strategy with more in a pack"
+        raise OptionError(
+            f"packs_multiple {multiple:,} is too large: {len(plan.order):,} sequences cannot make "
+            f"{len(plan) + missing:,} packs, the next multiple; lower it, or give more data or a strategy "
+            "with more in a pack"
         )
     offsets = plan.offsets
     while missing:

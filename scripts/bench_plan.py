@@ -6,8 +6,9 @@
 Lengths are lognormal, a million for packs of 4,096 tokens and with --big 20 million for 8,192; with
 --lengths also those of a Parquet file, one case for each value of its column `file`. A plan is checked
 before its time counts. Times are medians of whole calls, arms in turn, since on a shared machine they
-move by a quarter; the fastest stands beside. The peers' loops (see peer_packers.py) run once, and not for the
-20 million; "shuffled" has the packs in a drawn order, as a build writes them.
+move by a quarter; the fastest stands beside. The peers' loops (see peer_packers.py) and, where it is
+installed, TRL's own function (its Arrow work included) run once, and not for the 20 million;
+"shuffled" has the packs in a drawn order, as a build writes them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from bench_results import Results
@@ -78,6 +81,16 @@ def plan_by(loop: Callable[[list[int], int], Packs], lengths: list[int], max_len
     return PackPlan(np.concatenate([np.array(pack, np.int32) for pack in packs]), offsets)
 
 
+def plan_by_trl(pack: Callable[[pa.Table, int], pa.Table], lengths: Lengths, max_length: int) -> PackPlan:
+    """TRL's own packs, of one batch with all rows, as a plan; the rows' tokens are nulls, free to move."""
+    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int32)
+    rows = pa.ListArray.from_arrays(offsets, pa.nulls(int(offsets[-1])))
+    packs = pack(pa.table({"input_ids": rows}), max_length)["seq_lengths"].combine_chunks()
+    order = np.empty(len(lengths), np.int64)
+    order[np.argsort(packs.flatten().to_numpy(), kind="stable")] = np.argsort(lengths, kind="stable")
+    return PackPlan(order, packs.offsets.to_numpy().astype(np.int64))
+
+
 def measure(
     results: Results | None, case: str, arms: list[Arm], repeats: int, lengths: Lengths, max_length: int
 ) -> None:
@@ -134,6 +147,12 @@ def main() -> None:
             loops: list[Arm] = [
                 (name, None, partial(plan_by, loop, values, max_length)) for name, loop in PEERS.items()
             ]
+            with suppress(ImportError):
+                from trl.data_utils import _pack_bfd
+
+                loops.append(
+                    ("TRL's own function", None, partial(plan_by_trl, _pack_bfd, lengths, max_length))
+                )
             measure(results, case, loops, 1, lengths, max_length)
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 _SHUFFLED_LENGTHS = 4_000_000
 _SEED = 0
+_WIDEST_HEADS = 64 * 128
+"""Heads x head size of the large models, for which packs should be safe."""
 _QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 
 
@@ -71,6 +73,7 @@ def build_report(
         "by_source": _by_source(manifest, table),
         "sequences_per_pack": _quantiles(np.bincount(packs)),
         "max_seqlen": _quantiles(_longest(packs, lengths, len(reader))),
+        "flash_attention_2_backward": _flash_attention_2(packs, lengths),
     }
     return report | {"warnings": _warnings(report, manifest, statistics.get("strategy"))}
 
@@ -182,6 +185,19 @@ def _longest(packs: Array, lengths: Array, num_packs: int) -> Array:
     return longest
 
 
+def _flash_attention_2(packs: Array, lengths: Array) -> dict[str, int]:
+    """The pack that asks most of FlashAttention-2's backward, and the heads x head size it still takes.
+
+    Releases before March 2025 number (tokens + 128 * sequences) * heads * head size, rounded up to 32, in
+    int32 and fault beyond it (fixed by flash-attention's pull request 1500).
+    """
+    if not len(packs):
+        return {}
+    rows = np.bincount(packs, weights=lengths.astype(np.int64) + 128).astype(np.int64)
+    most = int(rows.max())
+    return {"rows": most, "heads_times_head_size": (2**31 - 1) // most}
+
+
 def _quantiles(values: Array) -> dict[str, int]:
     if not len(values):
         return {}
@@ -205,6 +221,13 @@ def _warnings(report: dict[str, Any], manifest: Manifest, planned_with: str | No
         found.append("no token is trained: every label is -100 (see --train-on)")
     if empty_replies:
         found.append(f"{empty_replies:,} records have an empty reply (--on-empty-reply drop)")
+    flash = report["flash_attention_2_backward"]
+    if flash and flash["heads_times_head_size"] < _WIDEST_HEADS:
+        found.append(
+            f"a pack's tokens and 128 for each of its sequences are {flash['rows']:,}: the backward of "
+            f"FlashAttention-2 before March 2025 fails beyond {flash['heads_times_head_size']:,} heads x head"
+            " size (64 heads of 128 are 8,192): lower --max-sequences-per-pack or --max-length"
+        )
     # One sequence a pack is asked for, as a rule for evaluation, and not meant to fill anything.
     strategy = planned_with or options.get("packed_with", options.get("strategy"))
     if report["packs"] and report["utilization"] < 0.9 and strategy != "none":

@@ -1,44 +1,43 @@
 """How long planning takes and how full the packs are, for every strategy and for peers' algorithms.
 
-    python scripts/bench_plan.py --big --results scripts/results/plan.jsonl
-    python scripts/bench_plan.py --lengths token_lengths.parquet --column qwen3_chatml_total
+    python scripts/bench_plan.py --big --lengths token_lengths.parquet --record
+    python scripts/bench_plan.py --lengths my_lengths.parquet --column tokens --max-length 2048
 
-Lengths are a column of a Parquet file, or lognormal: a million for packs of 4,096 tokens, with --big
-20 million for 8,192. A plan is checked before its time counts. Times are medians of whole
-calls, with the spread from fastest to slowest: on a shared machine they move by a quarter. The
-peers' loops (see peer_packers.py) run once, and not for the 20 million.
+Lengths are lognormal, a million for packs of 4,096 tokens and with --big 20 million for 8,192; with
+--lengths also those of a Parquet file, one case for each value of its column `file`. A plan is checked
+before its time counts. Times are medians of whole calls, arms in turn, since on a shared machine they
+move by a quarter; the fastest stands beside. The peers' loops (see peer_packers.py) and, where it is
+installed, TRL's own function (its Arrow work included) run once, and not for the 20 million;
+"shuffled" has the packs in a drawn order, as a build writes them.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from bench_results import Results
 from numpy.typing import NDArray
 from peer_packers import PEERS, Packs
 
-from padless.packer.plan import PackPlan, check_plan, lower_bound
+from padless.packer.plan import PackPlan, check_plan, lower_bound, shuffle_packs
 from padless.packer.strategies import STRATEGIES
 
-CAPS = (None, 64, 128)
-REPEATS = 5
+RESULTS = Path(__file__).parent / "results" / "bench_plan.jsonl"
 BIG = 10_000_000
 """Sequences from which on a case is too much for loops, and for five repeats."""
 
 Lengths = NDArray[np.int32]
+Arm = tuple[str, int | None, Callable[[], PackPlan]]
 
 
 def lognormal_lengths(count: int, max_length: int) -> Lengths:
@@ -47,33 +46,32 @@ def lognormal_lengths(count: int, max_length: int) -> Lengths:
     return np.clip(drawn, 1, max_length).astype(np.int32)
 
 
-def cases(args: argparse.Namespace) -> Iterator[tuple[str, Lengths, int]]:
-    """Name, lengths [N] and max_length of each case asked for."""
-    if args.lengths is None:
-        yield "lognormal 1M", lognormal_lengths(1_000_000, 4096), 4096
-    if args.big:
-        yield "lognormal 20M", lognormal_lengths(20_000_000, 8192), 8192
-    if args.lengths is not None:
-        table = pq.read_table(args.lengths)
-        if args.file is not None:
-            table = table.filter(pc.equal(table["file"], args.file))
-        lengths = table[args.column].to_numpy()
-        for max_length in args.max_length:
-            fitting = lengths[lengths <= max_length]
-            yield f"{args.file or args.lengths.name} {args.column}", fitting, max_length
+def file_cases(args: argparse.Namespace) -> Iterator[tuple[str, Lengths, int]]:
+    """Name, lengths [N] and max_length of each case of a file of lengths."""
+    table = pq.read_table(args.lengths)
+    names = table["file"].unique().to_pylist() if "file" in table.column_names else [None]
+    for name in names:
+        rows = table if name is None else table.filter(pc.equal(table["file"], name))
+        for column in args.column:
+            lengths = rows[column].to_numpy()
+            for max_length in args.max_length:
+                fitting = lengths[lengths <= max_length]
+                yield f"{name or args.lengths.name} {column} at {max_length:,}", fitting, max_length
 
 
-def arms(lengths: Lengths, max_length: int) -> Iterator[tuple[str, int | None, Callable[[], PackPlan], int]]:
-    """Name, cap, a call that plans and how often to repeat it, for all that plan the case."""
-    for cap in CAPS:
+def arms(lengths: Lengths, max_length: int, caps: tuple[int | None, ...]) -> Iterator[Arm]:
+    """Name, cap and a call that plans, for padless's strategies."""
+    for cap in caps:
         for name, strategy in STRATEGIES.items():
-            arm = name if cap is None else f"{name}, cap {cap}"
-            plan = partial(strategy, lengths, max_length, max_sequences_per_pack=cap)
-            yield arm, cap, plan, REPEATS if len(lengths) < BIG else 1
-    if len(lengths) < BIG:
-        values = lengths.tolist()
-        for name, loop in PEERS.items():
-            yield name, None, partial(plan_by, loop, values, max_length), 1
+            slow = name in ("ordered", "optimal") and len(lengths) >= BIG
+            if name != "none" and not slow:
+                arm = name if cap is None else f"{name}, cap {cap}"
+                yield arm, cap, partial(strategy, lengths, max_length, max_sequences_per_pack=cap)
+
+
+def shuffled(lengths: Lengths, max_length: int, cap: int) -> PackPlan:
+    """What a build with `bfd` does: a cap, and the packs in a drawn order."""
+    return shuffle_packs(STRATEGIES["bfd"](lengths, max_length, max_sequences_per_pack=cap), 0)
 
 
 def plan_by(loop: Callable[[list[int], int], Packs], lengths: list[int], max_length: int) -> PackPlan:
@@ -83,102 +81,79 @@ def plan_by(loop: Callable[[list[int], int], Packs], lengths: list[int], max_len
     return PackPlan(np.concatenate([np.array(pack, np.int32) for pack in packs]), offsets)
 
 
+def plan_by_trl(pack: Callable[[pa.Table, int], pa.Table], lengths: Lengths, max_length: int) -> PackPlan:
+    """TRL's own packs, of one batch with all rows, as a plan; the rows' tokens are nulls, free to move."""
+    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int32)
+    rows = pa.ListArray.from_arrays(offsets, pa.nulls(int(offsets[-1])))
+    packs = pack(pa.table({"input_ids": rows}), max_length)["seq_lengths"].combine_chunks()
+    order = np.empty(len(lengths), np.int64)
+    order[np.argsort(packs.flatten().to_numpy(), kind="stable")] = np.argsort(lengths, kind="stable")
+    return PackPlan(order, packs.offsets.to_numpy().astype(np.int64))
+
+
 def measure(
-    call: Callable[[], PackPlan], repeats: int, lengths: Lengths, max_length: int, cap: int | None
-) -> dict[str, Any]:
-    """Time `repeats` plans; packs, bound, largest number of sequences, utilization and seconds."""
-    seconds = []
+    results: Results | None, case: str, arms: list[Arm], repeats: int, lengths: Lengths, max_length: int
+) -> None:
+    """Run every arm `repeats` times, in turn, check its plan, and give its rows."""
+    seconds: dict[str, list[float]] = {arm: [] for arm, _, _ in arms}
+    plans: dict[str, PackPlan] = {}
     for _ in range(repeats):
-        begin = time.perf_counter()
-        plan = call()
-        seconds.append(time.perf_counter() - begin)
-    check_plan(plan, lengths, max_length, cap)
-    return {
-        "most_sequences": int(np.diff(plan.offsets).max()),
-        "packs": len(plan),
-        "bound_packs": lower_bound(lengths, max_length, cap),
-        "utilization": int(lengths.sum(dtype=np.int64)) / (len(plan) * max_length),
-        "seconds": statistics.median(seconds),
-        "fastest": min(seconds),
-        "slowest": max(seconds),
-    }
-
-
-def hardware() -> str:
-    """Processor and number of cores."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    return f"{model}, {os.cpu_count()} cores"
-
-
-def rows(case: str, arm: str, result: dict[str, Any], stamp: dict[str, Any]) -> list[str]:
-    """One JSON line a metric."""
-    units = {"packs": "packs", "bound_packs": "packs", "utilization": "share", "most_sequences": "sequences"}
-    return [
-        json.dumps(
-            {
-                "bench": "plan",
-                "case": case,
-                "arm": arm,
-                "metric": metric,
-                "value": value,
-                "unit": units.get(metric, "s"),
-                **stamp,
-            }
-        )
-        for metric, value in result.items()
-    ]
+        for arm, _, call in arms:
+            begin = time.perf_counter()
+            plans[arm] = call()
+            seconds[arm].append(time.perf_counter() - begin)
+    tokens = int(lengths.sum(dtype=np.int64))
+    for arm, cap, _ in arms:
+        plan = plans[arm]
+        check_plan(plan, lengths, max_length, cap)
+        used, bound = tokens / (len(plan) * max_length), lower_bound(lengths, max_length, cap)
+        middle, fastest = statistics.median(seconds[arm]), min(seconds[arm])
+        if results is None:
+            over = len(plan) - bound
+            print(
+                f"{case:52} {arm:22} {len(plan):9,} {over:+7,} {used:9.3%} {middle:8.4f} s {fastest:8.4f} s"
+            )
+            continue
+        results.add(case, arm, "packs", len(plan), "packs")
+        results.add(case, arm, "bound_packs", bound, "packs")
+        results.add(case, arm, "utilization", used, "share")
+        results.add(case, arm, "seconds", middle, "s")
+        results.add(case, arm, "fastest", fastest, "s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--big", action="store_true", help="also 20 million lengths at 8,192")
-    parser.add_argument("--lengths", type=Path, help="Parquet file with a column of lengths")
-    parser.add_argument("--column", help="its column, in tokens")
-    parser.add_argument("--file", help="only its rows whose column `file` is this")
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        nargs="+",
-        default=[2048],
-        help="tokens of a pack, for --lengths; longer sequences are left out",
-    )
-    parser.add_argument("--results", type=Path, help="append the rows to this JSON lines file")
+    parser.add_argument("--lengths", type=Path, help="Parquet file with columns of lengths")
+    parser.add_argument("--column", nargs="+", default=["qwen3_chatml_total", "qwen3_chat_total"])
+    parser.add_argument("--max-length", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--record", action="store_true", help=f"append the rows to {RESULTS.name}")
     args = parser.parse_args()
-    if (args.lengths is None) != (args.column is None):
-        parser.error("--lengths and --column go together: the file, and which column to plan")
+    results = Results(bench="bench_plan", path=RESULTS) if args.record else None
+    if args.lengths is not None:
+        for case, lengths, max_length in file_cases(args):
+            measure(results, case, list(arms(lengths, max_length, (None, 64))), 5, lengths, max_length)
+    made = [("lognormal 1 M at 4,096", 1_000_000, 4096)]
+    made += [("lognormal 20 M at 8,192", 20_000_000, 8192)] if args.big else []
+    for case, count, max_length in made:
+        lengths = lognormal_lengths(count, max_length)
+        own = list(arms(lengths, max_length, (None,)))
+        own.append(("bfd, cap 128, shuffled", 128, partial(shuffled, lengths, max_length, 128)))
+        measure(results, case, own, 5 if count < BIG else 1, lengths, max_length)
+        if count < BIG:
+            values = lengths.tolist()
+            loops: list[Arm] = [
+                (name, None, partial(plan_by, loop, values, max_length)) for name, loop in PEERS.items()
+            ]
+            with suppress(ImportError):
+                from trl.data_utils import _pack_bfd
 
-    versions = {name: version(name) for name in ("padless", "numpy", "pyarrow")}
-    versions["python"] = platform.python_version()
-    stamp = {
-        "hardware": hardware(),
-        "versions": versions,
-        "date": datetime.date.today().isoformat(),
-    }
-    print(stamp["hardware"], *(f"{k} {v}" for k, v in versions.items()), sep=" | ")
-    print(
-        f"{'case':44} {'arm':19} {'packs':>9} {'+bound':>7} {'utilization':>11} {'most':>5} {'seconds':>23}"
-    )
-    for name, lengths, max_length in cases(args):
-        case = f"{name}, {len(lengths)} at {max_length}"
-        for arm, cap, call, repeats in arms(lengths, max_length):
-            result = measure(call, repeats, lengths, max_length, cap)
-            over = result["packs"] - result["bound_packs"]
-            print(
-                f"{case:44} {arm:19} {result['packs']:9} {over:+7} {result['utilization']:11.3%}",
-                f"{result['most_sequences']:5} {result['seconds']:7.4f}",
-                f"({result['fastest']:.4f} - {result['slowest']:.4f})",
-                flush=True,
-            )
-            if args.results is not None:
-                args.results.parent.mkdir(parents=True, exist_ok=True)
-                with args.results.open("a") as file:
-                    file.writelines(f"{row}\n" for row in rows(case, arm, result, stamp))
+                loops.append(
+                    ("TRL's own function", None, partial(plan_by_trl, _pack_bfd, lengths, max_length))
+                )
+            measure(results, case, loops, 1, lengths, max_length)
 
 
 if __name__ == "__main__":

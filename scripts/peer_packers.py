@@ -105,8 +105,8 @@ def next_fit(lengths: list[int], max_length: int) -> Packs:
 
 
 PEERS: dict[str, Callable[[list[int], int], Packs]] = {
-    "loop: bfd": best_fit_decreasing,
-    "loop: bfd per 1,000": lambda lengths, limit: best_fit_decreasing(lengths, limit, 1000),
-    "loop: first fit": first_fit,
-    "loop: next fit": next_fit,
+    "TRL's loop over all": best_fit_decreasing,
+    "TRL's loop per 1,000": lambda lengths, limit: best_fit_decreasing(lengths, limit, 1000),
+    "Axolotl's first fit": first_fit,
+    "next fit": next_fit,
 }

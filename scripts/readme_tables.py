@@ -58,7 +58,43 @@ def pack_speed(rows: Rows) -> str:
     return "\n".join([*lines, "", f"{told['hardware']}; {versions}; {told['date']}."])
 
 
-TABLES: dict[str, Callable[[Rows], str]] = {"bench_pack": pack_speed}
+def plan_speed(rows: Rows) -> str:
+    """Plans of a million lengths and more beside peers' loops, and of real lengths against the bound."""
+    last = {(row["case"], row["arm"], row["metric"]): row["value"] for row in rows}
+    over = {
+        (case, arm): value - last[case, arm, "bound_packs"]
+        for (case, arm, metric), value in last.items()
+        if metric == "packs"
+    }
+    lines = ["| lengths | plan | seconds | full | packs over the bound |", "|---|---|---|---|---|"]
+    for (case, arm), more in over.items():
+        if case.startswith("lognormal"):
+            seconds, used = last[case, arm, "seconds"], last[case, arm, "utilization"]
+            lines.append(f"| {case} | {arm} | {seconds:.3f} | {used:.3%} | {more:,.0f} |")
+    names = ("bfd", "spread", "optimal", "ordered")
+    lines += ["", f"| real lengths | bound | {' | '.join(names)} |", "|---|---|---|---|---|---|"]
+    real = [key for key in over if not key[0].startswith("lognormal")]
+    for case, arm in real:
+        name, _, cap = arm.partition(",")
+        if name == "bfd" and case.startswith("alpaca_data.json qwen3_chatml_total"):
+            arms = [f"{name}{cap and f',{cap}'}" for name in names]
+            cells = [f"+{over[case, arm]:,.0f}, {last[case, arm, 'seconds'] * 1e3:.0f} ms" for arm in arms]
+            told = f"alpaca, ChatML, {case.split('total ')[1]}{cap and f',{cap}'}"
+            lines.append(f"| {told} | {last[case, arm, 'bound_packs']:,.0f} | {' | '.join(cells)} |")
+    full = [key for key in real if key[1].startswith(("spread", "optimal"))]
+    reached = sum(over[key] == 0 for key in full)
+    slowest = max(last[*key, "seconds"] for key in full) * 1e3
+    lines += [
+        "",
+        "`spread` and `optimal` over both files, two templates, four lengths, with and without a cap of 64:",
+        f"the bound in {reached} of {len(full)} plans, the slowest in {slowest:.0f} ms.",
+    ]
+    stamp = rows[-1]
+    place = f"{stamp['hardware']}; python {stamp['versions']['python']}; {stamp['date']}."
+    return "\n".join([*lines, "", place])
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {"bench_pack": pack_speed, "bench_plan": plan_speed}
 
 
 def with_tables(text: str) -> str:

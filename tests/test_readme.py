@@ -20,7 +20,8 @@ def test_every_option_that_the_readme_names_exists() -> None:
     known = {"--json"}
     for command in ("build", "report", "inspect", "verify", "repack", "demo"):
         known |= set(re.findall(r"--[a-z][a-z-]+", pack(command, "--help").out))
-    known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "scripts" / "bench_pack.py").read_text()))
+    for script in ("bench_pack.py", "bench_plan.py"):
+        known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "scripts" / script).read_text()))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert named and named <= known, named - known
 

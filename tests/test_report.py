@@ -153,3 +153,14 @@ def test_a_folder_without_packs_has_a_report(tmp_path: Path) -> None:
     report = build_report(tmp_path / "packed")
     assert report["utilization"] == 0 and report["packs"] == 0
     assert "there are no packs" in shown(report)
+
+
+def test_packs_that_flash_attention_2_cannot_take_backward_are_warned_of(tmp_path: Path) -> None:
+    """With 64 heads of 128, tokens and 128 a sequence are to stay below 2**18."""
+    for sequences, warned in ((2032, False), (2033, True)):
+        packed = tmp_path / str(sequences)
+        write_folder(packed, Folder(packs=[[Seq([1])] * sequences, count_up(2)], max_length=4096))
+        report = build_report(packed)
+        assert report["flash_attention_2_backward"]["rows"] == 129 * sequences
+        assert (129 * sequences * 64 * 128 >= 2**31) == warned
+        assert any("FlashAttention-2" in warning for warning in report["warnings"]) == warned

@@ -16,10 +16,7 @@ from padless.packer.plan import PackPlan, as_lengths, length_counts, lower_bound
 from padless.packer.strategies.bfd import bfd
 from padless.packer.strategies.closing import Stock, close_longest_first
 from padless.packer.strategies.counting import Pattern, plan_of_patterns
-from padless.packer.strategies.spread import spread_patterns
-
-DRAWS = 3
-"""Of `spread`, at most: each costs as much as all the rest."""
+from padless.packer.strategies.spread import draws, spread_patterns
 
 
 def optimal(
@@ -41,13 +38,13 @@ def optimal(
     best: list[Pattern] = []
     fewest = len(lengths) + 1
     # Under a cap longest first hardly ever wins, and is tried last.
-    draws = [*range(DRAWS), None] if cap * bound < 4 * len(lengths) else [None, *range(DRAWS)]
-    for draw in draws:
-        if draw is None:
+    seeds = range(seed, seed + draws(len(lengths)))
+    for drawn in [*seeds, None] if cap * bound < 4 * len(lengths) else [None, *seeds]:
+        if drawn is None:
             stock = Stock(zip(occurring.tolist(), counts.tolist(), strict=True))
             patterns = close_longest_first(stock, max_length, cap)
         else:
-            patterns = spread_patterns(occurring, counts, max_length, max_sequences_per_pack, seed + draw)
+            patterns = spread_patterns(occurring, counts, max_length, max_sequences_per_pack, drawn)
         packs = sum(copies for copies, _ in patterns)
         if packs < fewest:
             best, fewest = patterns, packs

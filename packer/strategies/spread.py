@@ -29,6 +29,8 @@ SHARE = 3 / 4
 """Of every length, what may go into packs made several times; the rest keeps all lengths in play."""
 BACK = 3
 """Sequences put off to the next pack, at most, where the room behind them cannot be filled."""
+NEARLY = 2
+"""Packs over the bound, at most, that make another draw worth its while."""
 TOLERANCE = 0.001
 """Share of packs more than `bfd`'s that packs which look alike are worth."""
 
@@ -46,13 +48,26 @@ def spread(
     sequence that fits no pack, an empty one, or a limit below 1.
     """
     lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack)
-    patterns = spread_patterns(*length_counts(lengths), max_length, max_sequences_per_pack, seed)
-    packs = sum(copies for copies, _ in patterns)
-    if packs > lower_bound(lengths, max_length, max_sequences_per_pack):
+    bound = lower_bound(lengths, max_length, max_sequences_per_pack)
+    histogram = length_counts(lengths)
+    packs, patterns = len(lengths) + 1, list[Pattern]()
+    for draw in range(draws(len(lengths))):
+        drawn = spread_patterns(*histogram, max_length, max_sequences_per_pack, seed + draw)
+        needed = sum(copies for copies, _ in drawn)
+        if needed < packs:
+            packs, patterns = needed, drawn
+        if packs == bound or packs > bound + NEARLY or len(lengths) > BASE:
+            break
+    if packs > bound:
         plan = bfd(lengths, max_length, max_sequences_per_pack=max_sequences_per_pack)
         if packs > (1 + TOLERANCE) * len(plan):
             return plan
     return plan_of_patterns(lengths, patterns, seed)
+
+
+def draws(count: int) -> int:
+    """How often to draw `count` sequences, at most: each draw costs as much as the first."""
+    return max(3, min(20, 20_000 // max(count, 1)))
 
 
 def spread_patterns(
@@ -90,17 +105,19 @@ def _draw(stock: Stock, max_length: int, cap: int, exact: bool, end: int, seed: 
     """Packs drawn from `stock` and taken out of it, until `end` sequences are left."""
     lengths = np.repeat(np.array(stock.kinds, np.int64), list(stock.left.values()))
     drawn: list[int] = lengths[random_order(len(lengths), seed)].tolist()
-    near = 2 * stock.tokens // max(stock.sequences, 1)
+    # A closing is looked for once so little room is left, or so few places.
+    near = 2 * stock.tokens // max(stock.sequences, 1) if exact else -1
+    few = LAST if exact else 0
     packs: list[list[int]] = []
     ahead: dict[int, int] = {}  # sequences of each length taken by closings before their turn
     pack: list[int] = []
-    room, left = max_length, stock.left
+    room, slots, left = max_length, cap, stock.left
+    ended = _nearly_used_up(stock, end, max_length)
     for length in drawn:
         while not ahead.get(length):
-            slots = cap - len(pack)
-            full = length > room or not slots
-            if not full and (not exact or room > near and slots > LAST):
+            if length <= room and room > near and slots > few:
                 break
+            full = length > room or not slots
             closing: list[int] = []
             put_off: list[int] = []
             if exact:
@@ -115,19 +132,26 @@ def _draw(stock: Stock, max_length: int, cap: int, exact: bool, end: int, seed: 
                 ahead[other] = ahead.get(other, 0) + 1
             stock.book(done)
             packs.append(done)
-            pack, room = put_off, max_length - sum(put_off)
-        if ahead.get(length):
+            pack, room, slots = put_off, max_length - sum(put_off), cap - len(put_off)
+            ended = _nearly_used_up(stock, end, max_length)
+        else:
             ahead[length] -= 1
             continue
-        if stock.sequences <= end or end and stock.tokens <= 3 * max_length:
+        if ended:
             break
         left[length] -= 1
         pack.append(length)
         room -= length
+        slots -= 1
     stock.book(pack)
     for other in pack:
         stock.put(other)
     return packs
+
+
+def _nearly_used_up(stock: Stock, end: int, max_length: int) -> bool:
+    """Whether what is left is for the longer search, longest first."""
+    return stock.sequences <= end or bool(end) and stock.tokens <= 3 * max_length
 
 
 def _go_back(stock: Stock, pack: list[int], room: int, slots: int) -> tuple[list[int], list[int]]:

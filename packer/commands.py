@@ -92,7 +92,7 @@ def _tell_error(message: str) -> None:
 
 
 def _tell_interrupted() -> None:
-    print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+    print("interrupted; the same command goes on from what was finished", file=sys.stderr)
 
 
 def _print_version(asked: bool) -> None:
@@ -288,7 +288,11 @@ def repack(
         str | None, Option(metavar="NAME", help="Write plans/NAME.parquet into DIR instead of a folder.")
     ] = None,
     exclude: Annotated[
-        str | None, Option(metavar="FILE", help="Record numbers to leave out: one a line, or Parquet.")
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Record numbers to leave out, over all DIRs: one a line, or Parquet with a column record.",
+        ),
     ] = None,
     max_length: Annotated[int | None, Option(help="Tokens per pack.")] = None,
     strategy: Annotated[str | None, Option(help=f"{', '.join(STRATEGIES)}.")] = None,
@@ -301,7 +305,9 @@ def repack(
     packs_multiple: Annotated[int | None, Option(help="Make the packs a multiple of this.")] = None,
     plan_window: Annotated[int | None, Option(help="Fill a pack from so many neighbours.")] = None,
     labels: Annotated[str | None, Option(help="auto or always.")] = None,
-    shard_size: Annotated[int | None, Option(help="Bytes of a shard, at most.")] = None,
+    shard_size: Annotated[
+        int | None, Option(parser=byte_size, metavar="BYTES", help="Of a shard, at most: 512MiB, 1GB, ...")
+    ] = None,
     compression: Annotated[str | None, Option(help="Of the shards: none, zstd, lz4.")] = None,
     workers: Annotated[int | None, Option(help="Shards written at a time. Default: the cores.")] = None,
     seed: Annotated[int | None, Option(help="For the order of packs.")] = None,

@@ -28,6 +28,8 @@ from padless.runtime.format import (
     read_manifest,
 )
 
+KNOWN_LATER = frozenset({"formats", "packed_with"})
+"""Recorded options that follow from the sources and the others."""
 MOST_SPLITS = 256
 """What the lines of a build can number."""
 
@@ -150,9 +152,10 @@ class Identity:
         if splits != self.splits:
             before, now = (" and ".join(names).strip() or "one folder" for names in (splits, self.splits))
             found.append(f"splits: {before}, now {now}")
-        for name in sorted(self.options):
-            if old.options.get(name) != self.options[name]:
-                found.append(f"{name} {old.options.get(name)!r}, now {self.options[name]!r}")
+        # What a repack adds (records that it left out, say) is another data set too.
+        for name in sorted({*self.options, *old.options} - KNOWN_LATER):
+            if old.options.get(name) != self.options.get(name):
+                found.append(f"{name} {old.options.get(name)!r}, now {self.options.get(name)!r}")
         if old.tokenizer_fingerprint != self.tokenizer.fingerprint:
             found.append("another tokenizer")
         if old.chat_template_checksum != self.template_checksum:

@@ -32,7 +32,14 @@ from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
 from padless.packer.plan import PackPlan
 from padless.packer.recut import Policy, records_of, recut
-from padless.packer.repack_config import PLANNING, RepackConfig, check_alike, read_excluded, splits_of
+from padless.packer.repack_config import (
+    NOT_PLANNED,
+    PLANNING,
+    RepackConfig,
+    check_alike,
+    read_excluded,
+    splits_of,
+)
 from padless.packer.repack_identity import RepackIdentity
 from padless.packer.repack_tables import assemble, read_table
 from padless.packer.strategies import CUTS
@@ -74,6 +81,12 @@ def plan_only(config: RepackConfig, name: str) -> list[Path]:
 
     if len(config.folders) != 1 or config.exclude or config.output:
         raise InputError("--plan-only takes one packed folder, and neither --output nor --exclude")
+    unused = [option for option in NOT_PLANNED if getattr(config, option) is not None]
+    if unused:
+        raise InputError(
+            f"--plan-only takes the sequences as they are: leave --{unused[0].replace('_', '-')} out, or "
+            "write the packs anew with --output"
+        )
     folder = config.folders[0]
     check_name(name)
     work = _Repack(replace(config, output=folder))
@@ -120,7 +133,9 @@ class _Repack(Build):
                 f"--strategy {strategy} cuts wherever a pack ends, and repack moves whole sequences: build "
                 "again, or choose bfd, spread or another that cuts nothing"
             )
-        self.excluded = read_excluded(config.exclude) if config.exclude else None
+        excluded = read_excluded(config.exclude) if config.exclude else None
+        # Who leaves out nothing gets what nobody left anything out of.
+        self.excluded = excluded if excluded is not None and len(excluded) else None
         self.identity_of_repack = RepackIdentity(
             self.config, self.folders, [*config.folders], firsts, self.excluded
         )

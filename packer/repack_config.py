@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ PLANNING = (
     *("packs_multiple", "plan_window", "labels", "shard_size", "compression", "seed"),
 )
 """Options of a build that need no tokenizer."""
+NOT_PLANNED = ("overflow", "labels", "shard_size", "compression")
+"""Those of them that say nothing to a plan over the sequences as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,10 @@ def splits_of(folder: str) -> dict[str, Manifest]:
 
 def check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts: list[Manifest]) -> None:
     """See that folders can be packed together. InputError where they cannot."""
+    seen: dict[str, str] = {}
+    for folder in config.folders:
+        if (other := seen.setdefault(os.path.realpath(folder), folder)) is not folder:
+            raise InputError(f"{folder} is given twice (as {other}): name each folder once")
     for folder, splits, first in zip(config.folders, folders, firsts, strict=True):
         if first.tokenizer_fingerprint != firsts[0].tokenizer_fingerprint:
             raise InputError(
@@ -93,15 +101,19 @@ def check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts
 
 def read_excluded(path: str) -> NDArray[np.int64]:
     """Record numbers, ascending; InputError where the file cannot be read as such."""
+    found: NDArray[Any]
     try:
         if path.endswith(".parquet"):
             import pyarrow.parquet as pq
 
-            found = column_to_numpy(pq.read_table(path, columns=["record"]).column("record"))
+            column = pq.read_table(path, columns=["record"]).column("record")
+            if column.null_count or not str(column.type).startswith(("int", "uint")):
+                raise ValueError(f"record is {column.type} with {column.null_count:,} nulls")
+            found = column_to_numpy(column)
         else:
             with open(path, encoding="utf-8") as file:
                 found = np.array([int(line) for line in file if line.strip()], dtype=np.int64)
-    except (ValueError, KeyError, OSError) as problem:
+    except (ValueError, KeyError, OverflowError, OSError) as problem:
         raise InputError(
             f"--exclude {path}: {problem}; give record numbers (as in sequences.parquet), one a line, or a "
             "Parquet file with a column `record`"

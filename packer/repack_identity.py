@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -72,11 +73,7 @@ class RepackIdentity:
 
     @property
     def sources(self) -> tuple[SourceInfo, ...]:
-        return tuple(
-            SourceInfo(path=source.path, bytes=source.bytes, checksum=source.checksum, records=0)
-            for first in self.firsts
-            for source in first.sources
-        )
+        return tuple(replace(source, records=0) for first in self.firsts for source in first.sources)
 
     def finished(self) -> tuple[Manifest | SplitsManifest, dict[str, Manifest]] | None:
         """What an earlier run of this very repack (or the build that it equals) left, or None.

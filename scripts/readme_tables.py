@@ -94,7 +94,42 @@ def plan_speed(rows: Rows) -> str:
     return "\n".join([*lines, "", place])
 
 
-TABLES: dict[str, Callable[[Rows], str]] = {"bench_pack": pack_speed, "bench_plan": plan_speed}
+def rope_speed(rows: Rows) -> str:
+    """Rotation of q and k, forward, and norm with rotation, both ways: padless against the peers."""
+    last = {(row["case"], row["arm"], row["metric"]): row["value"] for row in rows}
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+
+    def cell(case: str, arm: str, metric: str, unit: str = " us") -> str:
+        value = last.get((case, arm, metric))
+        return "-" if value is None else f"{value:,.1f}{unit}" if unit else f"{value:.1%}"
+
+    peers = ("Liger", "HF compiled", "HF eager")
+    lines = [
+        "| forward | padless | of a copy | launched from Python | Liger | HF compiled | HF eager |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    own = "padless cu_seqlens"
+    for case in cases:
+        if (case, own, "graph") in last:
+            mine = (cell(case, own, "graph"), cell(case, own, "of copy", ""), cell(case, own, "eager"))
+            theirs = (f"{cell(case, peer, 'graph')} / {cell(case, peer, 'eager')}" for peer in peers)
+            lines.append(f"| {' | '.join((case, *mine, *theirs))} |")
+    lines += ["", "| forward and backward | padless | HF compiled | HF eager |", "|---|---|---|---|"]
+    for case in cases:
+        if (case, "padless", "both ways graph") in last:
+            times = (cell(case, arm, "both ways graph") for arm in ("padless", *peers[1:]))
+            lines.append(f"| {' | '.join((case, *times))} |")
+    told = rows[-1]
+    wanted = ("torch", "triton", "transformers", "liger-kernel")
+    versions = ", ".join(f"{name} {told['versions'][name]}" for name in wanted)
+    return "\n".join([*lines, "", f"{told['hardware']}; {versions}; {told['date']}."])
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {
+    "bench_pack": pack_speed,
+    "bench_plan": plan_speed,
+    "bench_rope": rope_speed,
+}
 
 
 def with_tables(text: str) -> str:

@@ -19,6 +19,8 @@ from building import (
     build,
     built,
     demo_rows,
+    files_of,
+    pack,
     run_script,
     sequence_table,
     write_lines,
@@ -101,6 +103,15 @@ def test_a_second_run_lists_the_hub_and_fetches_nothing(hub: StandIn, tmp_path: 
     offer(hub, {"train.jsonl": texts(3)})
     run = build(NAME, tmp_path / "out")
     assert run.code == 2 and "train.jsonl has changed" in run.err
+
+
+def test_a_repack_keeps_the_revision_that_was_read(hub: StandIn, tmp_path: Path) -> None:
+    offer(hub, {"train.jsonl": DEMO.read_bytes()})
+    built(NAME, tmp_path / "long")
+    built(NAME, tmp_path / "fresh", "--strategy", "spread")
+    run = pack("repack", tmp_path / "long", "--strategy", "spread", "--output", tmp_path / "again")
+    assert run.code == 0, run.err
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "fresh")
 
 
 def test_an_existing_path_wins_over_the_hub(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from building import (
     DEMO,
@@ -241,7 +243,9 @@ def test_excluded_records_stay_in_the_account(tmp_path: Path) -> None:
     assert_verified(tmp_path / "new")
 
 
-@pytest.mark.parametrize(("lines", "said"), [("x\n", "one a line"), ("999999\n", "999,999")])
+@pytest.mark.parametrize(
+    ("lines", "said"), [("x\n", "one a line"), ("999999\n", "999,999"), ("9" * 23, "one a line")]
+)
 def test_a_bad_exclude_file_is_refused(tmp_path: Path, lines: str, said: str) -> None:
     built(DEMO, tmp_path / "old")
     (tmp_path / "out.txt").write_text(lines)
@@ -263,3 +267,43 @@ def test_what_cuts_where_packs_end_is_no_repack(tmp_path: Path, texts: Path) -> 
     run = repack(tmp_path / "wrapped", "--output", tmp_path / "out")
     assert run.code == 2 and "build again" in " ".join(run.err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_build_onto_a_folder_with_excluded_records_is_another_build(tmp_path: Path) -> None:
+    options = ("--on-empty-reply", "drop")
+    built(DEMO, tmp_path / "whole", *options)
+    (tmp_path / "out.txt").write_text("0\n5\n")
+    repacked(tmp_path / "whole", "--exclude", tmp_path / "out.txt", "--output", tmp_path / "less")
+    before = state_of(tmp_path / "less")
+    run = build(DEMO, tmp_path / "less", *options)
+    assert run.code == 2 and "another build" in " ".join(run.err.split()) and "excluded" in run.err
+    assert state_of(tmp_path / "less") == before
+
+
+def test_an_empty_list_leaves_nothing_out(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "whole", "--on-empty-reply", "drop")
+    (tmp_path / "none.txt").write_text("\n")
+    repacked(tmp_path / "whole", "--exclude", tmp_path / "none.txt", "--output", tmp_path / "same")
+    assert files_of(tmp_path / "same") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("column", [["1"], [1.7], [1, None]], ids=["text", "fractions", "a null"])
+def test_a_parquet_list_of_anything_but_numbers_is_refused(tmp_path: Path, column: list[Any]) -> None:
+    built(DEMO, tmp_path / "whole")
+    pq.write_table(pa.table({"record": column}), tmp_path / "out.parquet")
+    run = repack(tmp_path / "whole", "--exclude", tmp_path / "out.parquet", "--output", tmp_path / "less")
+    assert run.code == 2 and "give record numbers" in " ".join(run.err.split())
+
+
+def test_a_folder_given_twice_is_refused(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "whole")
+    run = repack(tmp_path / "whole", tmp_path / "whole" / ".", "--output", tmp_path / "both")
+    assert run.code == 2 and "given twice" in run.err
+
+
+@pytest.mark.parametrize("option", [("--overflow", "drop"), ("--shard-size", "1MB")])
+def test_a_plan_takes_no_option_that_it_would_not_follow(tmp_path: Path, option: tuple[str, str]) -> None:
+    built(DEMO, tmp_path / "whole")
+    run = repack(tmp_path / "whole", "--plan-only", "other", *option)
+    assert run.code == 2 and option[0] in run.err and "as they are" in " ".join(run.err.split())
+    assert not (tmp_path / "whole" / "plans").exists()

@@ -125,7 +125,24 @@ def rope_speed(rows: Rows) -> str:
     return "\n".join([*lines, "", f"{told['hardware']}; {versions}; {told['date']}."])
 
 
+def stream_speed(rows: Rows) -> str:
+    """Tokens a second into ready batches, one process: padless against the loaders of trainers."""
+    last = {(row["case"], row["arm"], row["metric"]): row["value"] for row in rows}
+    lines = [
+        "| packs of tokens a batch | padless | TRL's loader | flattening collator | memcpy | times TRL |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in sorted({case for case, arm, _ in last if arm == "trl"}):
+        speeds = (last[case, arm, "tokens per second"] for arm in ("padless", "trl", "flattening", "memcpy"))
+        told = " | ".join(f"{speed / 1e6:,.1f} M/s" for speed in speeds)
+        lines.append(f"| {case} | {told} | {last[case, 'padless', 'times trl']:.0f} |")
+    about = rows[-1]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return "\n".join([*lines, "", f"{about['hardware']}; {versions}; {about['date']}."])
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {
+    "stream": stream_speed,
     "bench_pack": pack_speed,
     "bench_plan": plan_speed,
     "bench_rope": rope_speed,

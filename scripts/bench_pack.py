@@ -186,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--input", type=Path, required=True, help="alpaca records: JSON or JSONL")
+    parser.add_argument("--input", type=Path, required=True, help="alpaca or sharegpt records: JSON or JSONL")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder")
     parser.add_argument("--template", type=Path, required=True, help="with generation blocks")
     parser.add_argument("--max-length", type=int, default=2048, help="tokens")

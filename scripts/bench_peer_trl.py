@@ -1,4 +1,4 @@
-"""The TRL way of packing alpaca records, a whole process: what bench_pack.py holds padless against.
+"""The TRL way of packing alpaca or sharegpt records, a whole process: the peer of bench_pack.py.
 
 Only the public API of datasets, transformers and TRL: one record at a time through
 `apply_chat_template`, the assistant's mask folded into the labels, then `pack_dataset`. Nothing is
@@ -10,6 +10,7 @@ the peer that by loading the tokenizer where it is needed, and so makes it look 
 from __future__ import annotations
 
 import argparse
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,13 @@ import datasets
 from transformers import AutoTokenizer
 from trl import pack_dataset
 
+ROLES = {"system": "system", "human": "user", "gpt": "assistant", "observation": "tool"}
 
-def to_messages(record: dict[str, str]) -> list[dict[str, str]]:
-    """An alpaca record as a chat of two turns, the input after a blank line."""
+
+def to_messages(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A record's turns: those of its conversation, or an alpaca question (its input after a blank line)."""
+    if "conversations" in record:
+        return [_message(turn["from"], turn["value"]) for turn in record["conversations"]]
     question = record["instruction"]
     if record["input"]:
         question += "\n\n" + record["input"]
@@ -30,13 +35,21 @@ def to_messages(record: dict[str, str]) -> list[dict[str, str]]:
     ]
 
 
+def _message(speaker: str, text: str) -> dict[str, Any]:
+    if speaker != "function_call":
+        return {"role": ROLES[speaker], "content": text}
+    call = json.loads(text)
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
 @cache
 def load_tokenizer(folder: str) -> Any:
     """The tokenizer, once a process."""
     return AutoTokenizer.from_pretrained(folder)
 
 
-def tokenize(record: dict[str, str], tokenizer: Any, template: str) -> dict[str, list[int]]:
+def tokenize(record: dict[str, Any], tokenizer: Any, template: str) -> dict[str, list[int]]:
     """Ids and unshifted labels of one record, -100 where the assistant does not speak.
 
     `tokenizer` is a tokenizer, or the folder to load it from.
@@ -45,6 +58,7 @@ def tokenize(record: dict[str, str], tokenizer: Any, template: str) -> dict[str,
         tokenizer = load_tokenizer(tokenizer)
     encoded = tokenizer.apply_chat_template(
         to_messages(record),
+        tools=json.loads(record["tools"]) or None if record.get("tools") else None,
         chat_template=template,
         tokenize=True,
         return_dict=True,

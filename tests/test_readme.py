@@ -20,7 +20,7 @@ def test_every_option_that_the_readme_names_exists() -> None:
     known = {"--json"}
     for command in ("build", "report", "inspect", "verify", "repack", "demo"):
         known |= set(re.findall(r"--[a-z][a-z-]+", pack(command, "--help").out))
-    for script in ("bench_pack.py", "bench_plan.py"):
+    for script in ("bench_pack.py", "bench_plan.py", "bench_stream.py"):
         known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "scripts" / script).read_text()))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert named and named <= known, named - known

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +14,15 @@ from typer import Argument, Option
 from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError, OptionError
 from padless.packer.formats import FORMATS
+from padless.packer.options import from_file, option_of, pairs, scalar, switch, with_options
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
 from padless.runtime.format import PadlessError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from padless.packer.pipeline import BuildResult
 
 app = typer.Typer(
     name="pack-dataset",
@@ -44,7 +45,7 @@ def run() -> int:
     try:
         found: Any = app(standalone_mode=False)
     except OptionError as error:
-        _tell_error(_with_options(str(error)))
+        _tell_error(with_options(str(error)))
         return 2
     except PadlessError as error:
         _tell_error(str(error))
@@ -93,6 +94,18 @@ def _tell_error(message: str) -> None:
 
 def _tell_interrupted() -> None:
     print("interrupted; the same command goes on from what was finished", file=sys.stderr)
+
+
+def _tell(result: BuildResult, *, profile: bool, as_json: bool, quiet: bool) -> None:
+    """What a build or a repack gave, in the way that was asked for."""
+    from padless.packer.summary import build_json, print_profile, print_summary
+
+    if profile:
+        print_profile(result, _console(stderr=True))
+    if as_json:
+        _print_json(build_json(result))
+    elif not quiet:
+        print_summary(result, _console())
 
 
 def _print_version(asked: bool) -> None:
@@ -214,7 +227,7 @@ def build(
 ) -> None:
     """Tokenize and pack SOURCE... into the folder --output."""
     from padless.packer.pipeline import build as run_build
-    from padless.packer.summary import build_json, print_profile, print_summary, progress
+    from padless.packer.summary import progress
 
     given: dict[str, Any] = dict(
         sources=tuple(sources or ()),
@@ -222,7 +235,7 @@ def build(
         max_length=max_length,
         output=output,
         format=format,
-        columns=_pairs(column, "--column", "ROLE=NAME"),
+        columns=pairs(column, "--column", "ROLE=NAME"),
         split=split,
         subset=subset,
         revision=revision,
@@ -230,8 +243,7 @@ def build(
         limit=limit,
         template=template,
         template_args={
-            name: _scalar(value)
-            for name, value in _pairs(template_arg, "--template-arg", "NAME=VALUE").items()
+            name: scalar(value) for name, value in pairs(template_arg, "--template-arg", "NAME=VALUE").items()
         },
         system=system,
         train_on=train_on,
@@ -261,23 +273,18 @@ def build(
         profile=profile,
         json=as_json,
     )
-    given = {**given, **_from_file(config, context, given)}
-    quiet, profile, as_json = (_switch(name, given.pop(name)) for name in ("quiet", "profile", "json"))
+    given = {**given, **from_file(config, context, given)}
+    quiet, profile, as_json = (switch(name, given.pop(name)) for name in ("quiet", "profile", "json"))
     missing = [
         name
         for name in ("sources", "tokenizer", "max_length", "output")
         if not given[name] and given[name] != 0
     ]
     if missing:
-        raise InputError(f"missing: {', '.join(map(_option, missing))}; see pack-dataset build --help")
+        raise InputError(f"missing: {', '.join(map(option_of, missing))}; see pack-dataset build --help")
     with progress(_console if not quiet and sys.stderr.isatty() else None) as report:
         result = run_build(PackConfig(**given, progress=report))
-    if profile:
-        print_profile(result, _console(stderr=True))
-    if as_json:
-        _print_json(build_json(result))
-    elif not quiet:
-        print_summary(result, _console())
+    _tell(result, profile=profile, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -325,7 +332,7 @@ def repack(
     from padless.packer.repack import plan_only as run_plan_only
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig
-    from padless.packer.summary import build_json, print_profile, print_summary, progress
+    from padless.packer.summary import progress
 
     if output is None and plan_only is None:
         raise InputError("missing: --output or --plan-only; see pack-dataset repack --help")
@@ -357,12 +364,7 @@ def repack(
         return
     with progress(_console if not quiet and sys.stderr.isatty() else None) as report:
         result = run_repack(replace(config, progress=report))
-    if profile:
-        print_profile(result, _console(stderr=True))
-    if as_json:
-        _print_json(build_json(result))
-    elif not quiet:
-        print_summary(result, _console())
+    _tell(result, profile=profile, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -438,96 +440,6 @@ def demo(
         _print_json(run_demo(output, Console(file=io.StringIO())))
     else:
         run_demo(output, _wrapping())
-
-
-FIELD_OF_OPTION = {
-    "column": "columns",
-    "template_arg": "template_args",
-    "eval_source": "eval_sources",
-    "source": "sources",
-    "as_json": "json",
-}
-"""Parameters that a file may call by another name: the plural of a field in `PackConfig`, mostly."""
-
-
-def _with_options(message: str) -> str:
-    """The message of an OptionError with fields spelled as options: max_length as --max-length.
-
-    Fields of one word are words too, so they are taken for one where the message begins.
-    """
-    first, space, rest = message.partition(" ")
-    long = [item.name for item in fields(PackConfig) if "_" in item.name]
-    return _option(first) + space + re.sub(rf"\b({'|'.join(long)})\b", lambda at: _option(at[0]), rest)
-
-
-def _option(field: str) -> str:
-    names = {plural: name for name, plural in FIELD_OF_OPTION.items() if name != "as_json"}
-    return "SOURCE" if field == "sources" else f"--{names.get(field, field).replace('_', '-')}"
-
-
-def _from_file(path: Path | None, context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
-    """Values of a YAML file for what the command line leaves open."""
-    if path is None:
-        return {}
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())  # a picture of several lines
-        raise InputError(f"--config {path} is not valid YAML: {reason}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"--config {path} must hold a mapping of options to values")
-    explicit = {
-        FIELD_OF_OPTION.get(name, name)
-        for name in context.params
-        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
-    }
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        name = FIELD_OF_OPTION.get(name, name)
-        if name not in given:
-            raise InputError(f"--config {path}: no option {key!r}; known are {', '.join(given)}")
-        if name in ("sources", "eval_sources"):
-            value = (value,) if isinstance(value, str) else tuple(value or ())
-        if name in ("columns", "template_args") and not isinstance(value, dict):
-            raise InputError(f"--config {path}: {key} must be a mapping of names to values")
-        if name == "shard_size" and isinstance(value, str):
-            try:
-                value = byte_size(value)
-            except InputError as error:
-                raise OptionError(f"shard_size {error}") from None
-        if name not in explicit:
-            found[name] = value
-    return found
-
-
-def _switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(f"{name} must be true or false, got {value!r}")
-    return value
-
-
-def _scalar(text: str) -> str | bool | int | float | None:
-    """A template's variable as typed: true, false, null and numbers are what JSON says, the rest is text."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if value is None or isinstance(value, bool | int | float) else text
-
-
-def _pairs(values: list[str] | None, option: str, form: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for value in values or ():
-        name, equals, rest = value.partition("=")
-        if not name or not equals:
-            raise InputError(f"{option} takes {form}, got {value!r}")
-        found[name] = rest
-    return found
 
 
 def _print_json(content: Any) -> None:

@@ -133,3 +133,22 @@ def retract(folder: str) -> None:
         path = os.path.join(folder, name)
         if os.path.exists(path):
             os.remove(path)
+
+
+def first_missing(folder: str) -> str | None:
+    """The outermost of the folders on the way that does not exist yet."""
+    missing = None
+    path = os.path.abspath(folder)
+    while not os.path.exists(path):
+        missing, path = path, os.path.dirname(path)
+    return missing
+
+
+def remove_empty(folder: str, made: str | None) -> None:
+    """Remove the folders that this run made, as far as they are empty, from `folder` out to `made`."""
+    path = os.path.abspath(folder)
+    while made is not None and not os.listdir(path):
+        os.rmdir(path)
+        if path == made:
+            return
+        path = os.path.dirname(path)

@@ -22,7 +22,7 @@ from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import cut, joined_lengths
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
-from padless.packer.output import check_output, remember_splits, retract, sweep
+from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import Choice, resolve_sources
 from padless.packer.sources.splits import is_for_evaluation
@@ -122,7 +122,7 @@ class Build:
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             found.seconds = time.perf_counter() - self.started
             return found
-        made = _first_missing(output)
+        made = first_missing(output)
         folder = WorkFolder(output)
         try:
             remember_splits(output, self.identity.splits)
@@ -136,7 +136,7 @@ class Build:
             raise
         except BaseException:
             folder.remove()
-            _remove_empty(output, made)
+            remove_empty(output, made)
             raise
         folder.remove()
         result.seconds = time.perf_counter() - self.started
@@ -384,22 +384,3 @@ class Build:
             files: list[str] = [item.file for item in manifest.files]
             keep |= {prefix + file for file in (*files, MANIFEST, "dataset_info.json", "state.json")}
         return keep
-
-
-def _first_missing(folder: str) -> str | None:
-    """The outermost of the folders on the way that does not exist yet."""
-    missing = None
-    path = os.path.abspath(folder)
-    while not os.path.exists(path):
-        missing, path = path, os.path.dirname(path)
-    return missing
-
-
-def _remove_empty(folder: str, made: str | None) -> None:
-    """Remove the folders that this run made, as far as they are empty, from `folder` out to `made`."""
-    path = os.path.abspath(folder)
-    while made is not None and not os.listdir(path):
-        os.rmdir(path)
-        if path == made:
-            return
-        path = os.path.dirname(path)

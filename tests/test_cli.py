@@ -29,8 +29,9 @@ from building import (
 )
 
 from padless.packer import PackConfig
-from padless.packer.commands import FIELD_OF_OPTION, app
+from padless.packer.commands import app
 from padless.packer.formats import FORMATS
+from padless.packer.options import FIELD_OF_OPTION
 from padless.packer.strategies import STRATEGIES
 from padless.packer.verify import verify
 from padless.runtime.reader import PackedReader

@@ -115,6 +115,7 @@ def test_valid_input_does_not_wait_for_the_device() -> None:
         torch.autograd.backward(out, [torch.ones_like(x) for x in out])
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in leaves)
 
 
 def test_cuda_graphs_capture_it() -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 
 from padless.packer.exports.job import Job
-from padless.packer.exports.rows import Rows
+from padless.packer.exports.rows import Array, Rows, flat_array
 from padless.packer.exports.target import Target
 from padless.runtime.format import IGNORE_INDEX
 
@@ -34,20 +36,23 @@ def _write(job: Job) -> None:
 
 def _write_part(job: Job, part: str, source: Iterator[Rows], wide: np.dtype[Any]) -> None:
     """One file of each kind, of about shard_bytes."""
-    lines: list[str] = []
+    bounds: list[Array] = []
     size = 0
     with job.raw(f"token_ids_{part}.npy") as ids, job.raw(f"labels_mask_{part}.npy") as mask:
         for rows in source:
             ids.add(rows.input_ids.astype(wide, copy=False))
             mask.add(rows.labels != IGNORE_INDEX)
-            ends = (rows.ends + size).tolist()
-            lines.extend(f"{start},{end}\n" for start, end in pairwise(ends))
+            bounds.append(rows.ends + size)
             size += len(rows.input_ids)
             if ids.size >= job.shard_bytes:
                 break
+    starts, ends = (np.concatenate([b[cut] for b in bounds]) for cut in (slice(-1), slice(1, None)))
+    text = pa.BufferOutputStream()
+    table = pa.table([flat_array(starts), flat_array(ends)], names=["start", "end"])
+    pa.csv.write_csv(table, text, pa.csv.WriteOptions(include_header=False))
     name = f"token_ids_{part}.csv.gz"
     with job.open(name) as file:
-        file.write(gzip.compress("".join(lines).encode(), mtime=0))
+        file.write(gzip.compress(text.getvalue(), compresslevel=1, mtime=0))
         job.keep(file, name)
 
 

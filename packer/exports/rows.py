@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from padless.runtime.batch import PackBatch
 from padless.runtime.format import IGNORE_INDEX
-from padless.runtime.reader import PackedReader
+from padless.runtime.reader import PackBatch, PackedReader
 
 Array = NDArray[Any]
 PLANNED_TOKENS = 2**20

@@ -91,8 +91,11 @@ def _collect(value: Any, found: list[str]) -> None:
         found.append(value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            found.append(str(key))
-            _collect(item, found)
+            found.append(key if type(key) is str else str(key))
+            if type(item) is str:
+                found.append(item)
+            elif item is not None:
+                _collect(item, found)
     elif isinstance(value, list):
         for item in value:
             _collect(item, found)

@@ -117,6 +117,23 @@ def take(found: Spanned, index: int) -> Spanned:
     )
 
 
+def reorder(found: Spanned, order: NDArray[np.integer]) -> Spanned:
+    """The texts in another order: text `order[n]` becomes the n-th."""
+    lengths = np.diff(found.offsets)[order]
+    offsets = np.zeros(len(order) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    shift = offsets[:-1] - found.offsets[:-1][order]
+    ids = found.ids[np.arange(len(found.ids)) - np.repeat(shift, lengths)]
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    text = place[found.span_text]
+    spans = np.argsort(text, kind="stable")
+    text = text[spans]
+    return Spanned(
+        ids, offsets, text, found.span_start[spans] + shift[text], found.span_end[spans] + shift[text]
+    )
+
+
 def join(pieces: Sequence[Spanned]) -> Spanned:
     """Several texts' tokens one after the other."""
     if not pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from padless.packer.encode import Encoder
 from padless.packer.formats.examples import Chat, RecordError
 from padless.packer.marks import leaves, split_marked
-from padless.packer.spans import Shield, Spanned, check_no_stand_ins, encode_marked, join, take
+from padless.packer.spans import Shield, Spanned, check_no_stand_ins, encode_marked, join, reorder, take
 from padless.packer.template import ChatTemplate
 
 MARKS = "\x01\x02\x03"
@@ -125,6 +126,21 @@ def test_texts_taken_apart_and_joined_are_the_same(shared: Path, records: list[S
     for one, other in zip(again, found, strict=True):
         assert one.tolist() == other.tolist()
     assert [len(column) for column in join([])] == [0, 1, 0, 0, 0]
+
+
+@pytest.mark.shared
+@settings(max_examples=40, deadline=None)
+@given(records=records, seed=st.randoms())
+def test_texts_in_another_order_are_the_texts_one_by_one(
+    shared: Path, records: list[Segments], seed: random.Random
+) -> None:
+    found = encode_marked(
+        encoder_of(shared, "gpt2"), split_marked("".join(map(mark, records)), MARKS), plain=True
+    )
+    order = seed.sample(range(len(records)), len(records))
+    expected = join([take(found, index) for index in order])
+    for one, other in zip(reorder(found, np.array(order)), expected, strict=True):
+        assert one.tolist() == other.tolist()
 
 
 # -- special tokens that are spelled in the data ------------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from padless.packer.formats.conversation import turns_of
 from padless.packer.formats.examples import Chat, Columns, Example, RecordError
+from padless.packer.sources.json_text import MalformedError, parse
 
 
 def matches(row: Mapping[str, Any], columns: Columns) -> bool:
@@ -31,9 +31,9 @@ def tools_of(row: Mapping[str, Any], columns: Columns) -> list[Any] | None:
         if not value.strip():
             return None
         try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise RecordError(f"tools is not valid JSON: {error}") from error
+            value, _ = parse(value.encode())
+        except MalformedError as error:
+            raise RecordError(f"tools is not valid JSON: {error} at byte {error.position:,}") from error
     if not value:
         return None
     tools = value if isinstance(value, list) else [value]

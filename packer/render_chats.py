@@ -67,7 +67,8 @@ class ChatRenderer:
             )
         if not self._roles.issuperset([turn["role"] for _, chat in chats for turn in chat.messages]):
             chats = self._allowed(found, chats, lambda chat: unknown_role(chat, self._roles))
-        joined, plain = _joined(chats)
+        joined, plain = _joined(chats, clear=found.is_clear)
+        joined += self.config.system or ""  # which is no record's
         if not plain:
             chats = self._allowed(found, chats, lambda chat: lost_calls(chat, template.source))
         marks = choose_marks([template.fixed_text, joined])
@@ -193,8 +194,11 @@ class ChatRenderer:
                 found.shielded.append((record, marked, marks, stand_ins))
 
 
-def _joined(chats: list[tuple[int, Chat]]) -> tuple[str, bool]:
-    """All texts of the chats in one, and whether every chat is turns of strings and nothing else."""
+def _joined(chats: list[tuple[int, Chat]], *, clear: bool) -> tuple[str, bool]:
+    """All texts of the chats in one, and whether every chat is turns of strings and nothing else.
+
+    `clear`: nothing that a text is searched for is in them, so those of other chats need not be collected.
+    """
     if not any(chat.tools is not None or chat.variables for _, chat in chats):
         try:
             return "\n".join(
@@ -202,4 +206,4 @@ def _joined(chats: list[tuple[int, Chat]]) -> tuple[str, bool]:
             ), True
         except TypeError:
             pass
-    return "\n".join([leaf for _, chat in chats for leaf in leaves(chat)]), False
+    return "" if clear else "\n".join([leaf for _, chat in chats for leaf in leaves(chat)]), False

@@ -167,6 +167,9 @@ class Shield:
         self._ids = {text: encoder.files.token_id(text) for text in specials}
         self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
         self._starts = sorted({text[:2] for text in specials})
+        self._json_starts: list[bytes] | None = None
+        if "".join(self._starts).isascii() and not any(c in start for start in self._starts for c in '"\\/'):
+            self._json_starts = [start.encode() for start in self._starts]
 
     def spelled_in(self, contents: Sequence[str]) -> bool:
         """Whether any of the contents spells a special token."""
@@ -179,6 +182,15 @@ class Shield:
     def may_be_spelled_in(self, text: str) -> bool:
         """A quick look: False where no special token can be in it."""
         return any(start in text for start in self._starts)
+
+    def is_clear(self, json: bytes | None) -> bool:
+        """Whether it is seen of a JSON text that none of its texts spells a special token or has a mark.
+
+        Control characters are always escaped as \\u00.., and so may be any other character.
+        """
+        if json is None or b"\\u00" in json or self._json_starts is None:
+            return False
+        return not any(start in json for start in self._json_starts)
 
     def cover(self, value: object, stand_ins: dict[str, str]) -> object:
         """A copy of a record's content in which stand-ins take the place of spelled special tokens."""

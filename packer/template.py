@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from padless.packer.errors import InputError
@@ -213,8 +214,18 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as chat templates expect it: nothing escaped for HTML."""
-    return json.dumps(
-        value,
+    if type(value) is Sealed:
+        value = value.value
+    return _writer(ensure_ascii, indent, tuple(separators) if separators else None, sort_keys).encode(value)
+
+
+@lru_cache(64)
+def _writer(
+    ensure_ascii: bool, indent: int | None, separators: tuple[str, str] | None, sort_keys: bool
+) -> json.JSONEncoder:
+    # Values are JSON that was read, so there are no circles in them to look out for.
+    return json.JSONEncoder(
+        check_circular=False,
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 from padless.packer.formats.examples import Message, RecordError
 from padless.packer.sources.json_text import MalformedError, parse
 
+CALL = "function_call"
+"""The role of a turn that is the JSON of a call."""
+
 ROLES = {
     "human": "user",
     "user": "user",
@@ -28,13 +31,10 @@ ROLES = {
     "observation": "tool",
     "tool": "tool",
     "function_response": "tool",
-    "function_call": "function_call",
-    "tool_call": "function_call",
+    "function_call": CALL,
+    "tool_call": CALL,
 }
 """The senders that `from` may name, and the roles they play."""
-
-SPEAKERS = {name: role for name, role in ROLES.items() if role != "function_call"}
-"""The senders whose words are their turn's content."""
 
 SPELLINGS = {name: role for name, role in ROLES.items() if role in ("user", "assistant", "system")}
 """Other spellings of a `role`; a role that is none of these is for the template to know."""
@@ -82,8 +82,8 @@ def turns_of(value: Any, name: str) -> Turns:
                 turns.append(turn)
                 continue
             sender, content = turn.get("from"), turn.get("value")
-            if type(sender) is str and type(content) is str and (role := SPEAKERS.get(sender)):
-                turns.append({"role": role, "content": content})
+            if type(sender) is str and type(content) is str and (role := ROLES.get(sender)):
+                turns.append(_call(content) if role == CALL else {"role": role, "content": content})
                 continue
         where = f"{name}[{number}]"
         message, weight = _turn(turn, where)
@@ -132,7 +132,7 @@ def _renamed(turn: Message, where: str) -> Message:
         content = _text(content, f"{where}.value")
     # Of the other keys only those that mean something here: templates know no `from`.
     more = {key: item for key, item in turn.items() if key in REASONING or _is_flag(key, item)}
-    return (_call(content) if role == "function_call" else {"role": role, "content": content}) | more
+    return (_call(content) if role == CALL else {"role": role, "content": content}) | more
 
 
 def _weight(turn: Message, where: str) -> float:

@@ -8,7 +8,8 @@ parcels that `tojson` alone can open:
     {"name": "f", "arguments": {"days": 3}}  ->  {"name": "f", "arguments": Sealed({"days": 3})}
 
 Whatever else a template does with one (reads, prints, counts or compares it) is noticed, and jinja2 does the
-work instead. What cannot be noticed is its type, and that answers as a dict's.
+work instead. What is not noticed is a question about its type, which is answered as a dict's, and one for a
+key that it has not.
 """
 
 from __future__ import annotations
@@ -38,8 +39,15 @@ class Sealed:
         self.opened.append("")
         raise TypeError("it is sealed")
 
+    # What a dict has not, both engines take for undefined: no look inside is needed to tell.
+    def __getitem__(self, key: Any) -> NoReturn:
+        if key in self.value or hasattr(dict, str(key)):
+            self.opened.append(str(key))
+        raise KeyError(key)
+
     def __getattr__(self, name: str) -> NoReturn:
-        self.opened.append(name)
+        if name in self.value or hasattr(dict, name):
+            self.opened.append(name)
         raise AttributeError(name)
 
     def __str__(self) -> str:  # an error here would be printed where nobody can catch it
@@ -47,7 +55,7 @@ class Sealed:
         return ""
 
     # The engine takes what has __getitem__ and items for a mapping; through the others it would read.
-    __getitem__ = items = keys = values = get = _open
+    items = keys = values = get = _open
     __iter__ = __len__ = __bool__ = __contains__ = _open
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _open
     __repr__ = __str__

@@ -243,6 +243,8 @@ def _tojson_of_texts(value: Any, *args: Any, **options: Any) -> str:
 
 def _is_sequence(value: Any) -> bool:
     """As jinja2 has it: whatever has a length and parts. The fast engine leaves texts and dicts out."""
+    if value is None:
+        raise TypeError("null or undefined")
     return type(value) in (str, list, dict, Sealed)
 
 

@@ -124,7 +124,7 @@ class StepOrder:
     @property
     def _window(self) -> int:
         """Packs that are put in order together; without costs only to compute many at once."""
-        return WINDOW if self._arranges else 16 * WINDOW
+        return WINDOW if self._arranges else 4 * WINDOW
 
     @property
     def _arranges(self) -> bool:

@@ -4,8 +4,9 @@
     reader[0].input_ids, len(reader), reader.manifest.statistics["packs"]
 
 Opening reads the manifest and looks at every shard's size; a shard is mapped at its first touch
-and a record batch is checked at its own. That one pass over a batch is the price of never reading
-through a bad offset (which would end the process); what comes after are slices of the mapped file.
+and a record batch is checked at its own, its tokens when packs near them are asked for. Those passes are the
+price of never reading through a bad offset (which would end the process); what comes after are slices of
+the mapped file.
 """
 
 from __future__ import annotations
@@ -132,8 +133,14 @@ class PackedReader:
         For whoever takes columns of many packs at once; raises what indexing raises.
         """
         which = bisect_right(self._ends, number)
-        batch = self.batch(which)
-        return batch, number - self._ends[which] + batch.num_packs
+        batch = self._mapped.get(which) or self._opened(which)
+        row = number - self._ends[which] + batch.num_packs
+        if not batch.is_checked[row // batch.block]:
+            try:
+                batch.check(row)
+            except BatchError as problem:
+                raise self._damaged(which, problem) from None
+        return batch, row
 
     def _by_plan(self, plan: Plan) -> PlannedPacks:
         if self._planned is None:
@@ -164,10 +171,16 @@ class PackedReader:
         return (self.batch(which) for which in range(len(self._batches)))
 
     def batch(self, which: int) -> PackBatch:
-        """Record batch number `which` over all shards, checked at its first touch."""
-        found = self._mapped.get(which)
-        if found is not None:
-            return found
+        """Record batch number `which` over all shards, checked to the last token."""
+        found = self._opened(which)
+        try:
+            found.check_all()
+        except BatchError as problem:
+            raise self._damaged(which, problem) from None
+        return found
+
+    def _opened(self, which: int) -> PackBatch:
+        """Record batch `which`, whose tokens may still have to be checked."""
         with self._lock:
             found = self._mapped.get(which) or self._copies.get(which)
             if found is None:
@@ -214,8 +227,6 @@ class PackedReader:
     def _read(self, which: int) -> tuple[PackBatch, bool]:
         """Record batch `which`, and whether it is a view of the mapped file."""
         shard, offset, packs = self._batches[which]
-        info = self.manifest.shards[shard]
-        where = f"{self.path / info.file}, record batch at byte {offset}"
         file, schema = self._shard(shard)
         try:
             # The shard's buffer is bounds for everything the message claims about its own sizes.
@@ -227,9 +238,15 @@ class PackedReader:
             largest = self.manifest.largest_id
             opened = open_batch(batch, columns, num_packs=packs, largest_id=largest)
         except (pa.ArrowException, OSError, EOFError, BatchError) as problem:
-            raise BatchError(f"{where}: {problem}; {_WAY_OUT}") from None
+            raise self._damaged(which, problem) from None
         address = batch.column("input_ids").values.buffers()[1].address
         return opened, file.address <= address < file.address + file.size
+
+    def _damaged(self, which: int, problem: Exception) -> BatchError:
+        """What to raise where record batch `which` is not as it should be."""
+        shard, offset, _ = self._batches[which]
+        path = self.path / self.manifest.shards[shard].file
+        return BatchError(f"{path}, record batch at byte {offset}: {problem}; {_WAY_OUT}")
 
     def _shard(self, shard: int) -> tuple[pa.Buffer, pa.Schema]:
         """A shard's mapped bytes and its schema, which has been compared with the manifest's."""

@@ -142,6 +142,15 @@ class PackedReader:
                 raise self._damaged(which, problem) from None
         return batch, row
 
+    @property
+    def batch_ends(self) -> list[int]:
+        """How many packs there are up to the end of each record batch, over all shards."""
+        return self._ends
+
+    def mapped_batch(self, which: int) -> PackBatch | None:
+        """Record batch `which`, where it is open and a view of its file: it then stays for good."""
+        return self._mapped.get(which)
+
     def _by_plan(self, plan: Plan) -> PlannedPacks:
         if self._planned is None:
             table = self.sequence_table(("pack", "offset", "length"))

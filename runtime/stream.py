@@ -24,9 +24,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from padless.runtime.arrays import to_numpy
 from padless.runtime.batch import Pack
-from padless.runtime.collate import collate, gather
+from padless.runtime.collate import collate
 from padless.runtime.dataset import PackedDataset, pack_costs, step_order
 from padless.runtime.errors import StreamError
+from padless.runtime.gather import Gather
 from padless.runtime.order import Position, Window, idle_share
 from padless.runtime.ranks import find_ranks, refuse_to_be_split
 from padless.runtime.reader import PackedReader
@@ -90,6 +91,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
             shuffle=shuffle,
             position=Position(epoch=0),
         )
+        self._gather = Gather(self.reader)
         self._reached: tuple[Window, int, tuple[int, int]] | None = None
         if not len(self):
             raise StreamError(
@@ -152,14 +154,15 @@ class PackedStream(IterableDataset[VarlenBatch]):
     def _batches(self) -> Iterator[VarlenBatch]:
         """The rest of the epoch."""
         info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        place = worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        rank, world_size, gather = self.rank, self.world_size, self._gather
         begun = self._settled()
         first = begun.first_step(worker, workers)
         remaining = self._order.remaining(begun.position)
         group, least = self._order.group, self._least
         number = 0
         for window in self._order.windows(begun.position):
-            packs = window.packs.tolist()
+            packs = window.packs
             for start in range(0, len(packs), group):
                 if remaining < least:
                     break
@@ -168,13 +171,9 @@ class PackedStream(IterableDataset[VarlenBatch]):
                 end = min(start + group, len(packs))
                 remaining -= end - start
                 if mine:
-                    chosen = packs[start + self.rank : end : self.world_size]
-                    batch = (
-                        gather(self.reader, chosen)
-                        if chosen
-                        else _without_targets(self.reader.manifest.columns)
-                    )
-                    self._reached = window, end, (worker, workers)
+                    chosen = packs[start + rank : end : world_size]
+                    batch = gather(chosen) if len(chosen) else _without_targets(self.reader.manifest.columns)
+                    self._reached = window, end, place
                     if workers == 1 and remaining < least:
                         self._end_epoch()
                     yield batch

@@ -57,7 +57,7 @@ if sys.argv[2] == "memory":
     grown += anonymous() if grown else 0
 print(first * 1000, grown)
 """
-TOKENS_A_PASS = {"padless": 20_000_000, "memcpy": 40_000_000, "trl": 1_000_000, "flattening": 1_000_000}
+TOKENS_A_PASS = {"padless": 60_000_000, "memcpy": 40_000_000, "trl": 1_000_000, "flattening": 1_000_000}
 
 
 class Sequences(torch.utils.data.Dataset[list[dict[str, list[int]]]]):

@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numba.core import cgutils, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from padless.runtime.assemble import BLOCK, MAX_TOKENS
@@ -25,6 +25,8 @@ from padless.runtime.format import IGNORE_INDEX
 from padless.runtime.order import Numbers
 from padless.runtime.reader import PackedReader
 from padless.runtime.varlen_batch import VarlenBatch
+
+types: Any = numba.types
 
 if numba.config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set")
@@ -108,14 +110,16 @@ def _addresses(batch: PackBatch) -> list[int]:
     return row
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _pointer(typing_context: Any, address: Any) -> Any:
+def _as_pointer(typing_context: Any, address: Any) -> Any:
     """An address as the pointer that `carray` takes."""
 
     def to_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(address), to_pointer
+
+
+_pointer: Any = intrinsic(_as_pointer)
 
 
 def measure(table: Any, ends: Any, numbers: Any) -> tuple[int, int, int, int]:
@@ -152,7 +156,8 @@ def fill(table: Any, ends: Any, numbers: Any, is_wide: Any, block: Any, tokens: 
     sequence_ids = flat[3 * tokens : 3 * tokens + sequences]
     narrow = flat[3 * tokens + sequences :].view(np.int32)
     sequence_of, boundaries = narrow[:tokens], narrow[tokens:]
-    token = sequence = 0
+    token: Any = 0
+    sequence = 0
     boundaries[0] = 0
     for place in range(len(numbers)):
         which = np.searchsorted(ends, numbers[place], side="right")

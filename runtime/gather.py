@@ -45,7 +45,7 @@ class Gather:
             batch = self._compiled(numbers)
             if batch is not None:
                 return batch
-        elif self._is_plain:
+        elif self._is_plain and self.reader.remote is None:
             Gather._made += 1
             if Gather._made > NUMPY_BATCHES and (compiled := _compiled_gather()) is not None:
                 self._compiled = compiled(self.reader)

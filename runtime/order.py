@@ -19,6 +19,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from padless.runtime.shard_order import ShardShuffle
+
 Numbers = npt.NDArray[np.int64]
 WINDOW = 256
 """Packs that are balanced among themselves: wide enough for like costs, narrow enough to stay shuffled."""
@@ -110,6 +112,8 @@ class StepOrder:
     shuffle: bool
     costs: Numbers | None = None
     """Cost of each pack; steps are made of packs of like cost where given."""
+    near: ShardShuffle | None = None
+    """Shuffles shard by shard, instead of over all packs, where given."""
 
     def windows(self, position: Position) -> Iterator[Window]:
         """The windows from a position to the epoch's end; steps are cut from each, `group` packs a step.
@@ -148,6 +152,8 @@ class StepOrder:
 
     def _packs(self, epoch: int, start: int, end: int) -> Numbers:
         places = np.arange(start, end, dtype=np.int64)
+        if self.near is not None:
+            return self.near.packs(places, epoch)
         return shuffled(places, self.num_packs, self.seed, epoch) if self.shuffle else places
 
     def _regroup(self, epoch: int, taken: int, left: Numbers) -> tuple[int, Numbers]:

@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from padless.runtime.arrays import to_numpy
 from padless.runtime.batch import Pack
 from padless.runtime.collate import collate
-from padless.runtime.dataset import PackedDataset, pack_costs, step_order
+from padless.runtime.dataset import PackedDataset, pack_costs, shuffle_of, step_order
 from padless.runtime.errors import StreamError
 from padless.runtime.gather import Gather
 from padless.runtime.order import Position, Window, idle_share
@@ -58,7 +58,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         world_size: int | None = None,
         seed: int = 0,
         epoch: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         remainder: str = "drop",
         balance: str | None = None,
         plan: str | None = None,
@@ -69,6 +69,8 @@ class PackedStream(IterableDataset[VarlenBatch]):
         Ranks come from torch.distributed where it is initialised, else from RANK and WORLD_SIZE,
         else there is one. Packs that do not fill the last step are left out of an epoch ("drop"),
         or all are yielded once and ranks without any get a batch without targets ("pad").
+        `shuffle` is over all packs (True) or among those of a few shards at a time ("shards"), as it is
+        always where the path is a URL.
         Raises StreamError, and what PackedReader raises.
         """
         super().__init__()
@@ -88,16 +90,16 @@ class PackedStream(IterableDataset[VarlenBatch]):
         self._state = StreamState(
             data=data_identity(self.reader.manifest, self.reader.plan),
             seed=seed,
-            shuffle=shuffle,
+            shuffle=shuffle_of(self.reader, shuffle),
             position=Position(epoch=0),
         )
         self._gather = Gather(self.reader)
         self._reached: tuple[Window, int, tuple[int, int]] | None = None
         if not len(self):
             raise StreamError(
-                f"{self.reader.path} has {len(self.reader)} packs, a step of {self.world_size} ranks takes "
-                f"{self._order.group}: no batch is full; take fewer packs a batch, or remainder='pad' "
-                "(for evaluation)"
+                f"{self.reader.location} has {len(self.reader)} packs, a step of {self.world_size} "
+                f"ranks takes {self._order.group}: no batch is full; take fewer packs a batch, or "
+                "remainder='pad' (for evaluation)"
             )
         self.set_epoch(epoch)
 
@@ -163,6 +165,9 @@ class PackedStream(IterableDataset[VarlenBatch]):
         number = 0
         for window in self._order.windows(begun.position):
             packs = window.packs
+            if self._order.near is not None:
+                here = max(0, window.taken - len(packs))
+                self.reader.read_ahead(self._order.near.needed(here, window.epoch))
             for start in range(0, len(packs), group):
                 if remaining < least:
                     break

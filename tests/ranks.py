@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from padless.runtime.loss import step_targets
+from padless.runtime.reader import PackedReader
 from padless.runtime.stream import PackedStream
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -70,3 +71,8 @@ def use_trainer_rank(path: Path, out: Path, rank: int, port: int, results: Any) 
     )
     Trainer(model=model, args=arguments, train_dataset=PackedDataset(path), data_collator=collate).train()
     results.put((rank, seen))
+
+
+def read_through_cache(url: str, results: Any) -> None:
+    """Read every pack of a folder; put their ids."""
+    results.put([pack.input_ids.tolist() for pack in PackedReader(url)])

@@ -105,7 +105,7 @@ class Prefetch:
         try:
             side = None
             if self.device is not None and self.device.type == "cuda":
-                side = torch.cuda.Stream(self.device)
+                side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             while room.acquire() and not stopped.is_set():
                 batch = next(batches, None)
                 if batch is None:

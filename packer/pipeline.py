@@ -59,6 +59,8 @@ class BuildResult:
     seconds: float = 0.0
     profile: dict[str, float] = field(default_factory=dict)
     """stage -> seconds."""
+    chunks: int = 0
+    """Parts that the sources were tokenized in, those of an earlier run among them."""
     resumed_chunks: int = 0
     replaced_surrogates: int = 0
     was_finished: bool = False
@@ -180,6 +182,7 @@ class Build:
             formats={self.files[number].name: name for number, name in sorted(stage.formats.items())},
             columns={self.files[number].name: names for number, names in sorted(stage.columns.items())},
             profile=self.profile,
+            chunks=len(store.entries),
             resumed_chunks=resumed,
             replaced_surrogates=sum(entry.replaced for entry in store.entries.values()),
         )

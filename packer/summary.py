@@ -45,9 +45,11 @@ def build_json(result: BuildResult) -> dict[str, Any]:
         "empty_replies": sum(part["empty_replies"] for part in parts),
         "utilization": found["tokens"] / capacity if capacity else 0.0,
         "seconds": round(result.seconds, 3),
+        "profile": {stage: round(seconds, 4) for stage, seconds in result.profile.items()},
         "backends": result.backends,
         "formats": result.formats,
         "was_finished": result.was_finished,
+        "chunks": result.chunks,
         "resumed_chunks": result.resumed_chunks,
         "replaced_surrogates": result.replaced_surrogates,
     }

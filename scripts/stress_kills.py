@@ -1,0 +1,268 @@
+"""Kill builds, repacks and exports at random moments, run the same command again, and compare every byte.
+
+Each trial starts the command, sends SIGKILL at a moment drawn evenly over the run's usual time (to the
+process alone, as an out-of-memory kill does, or to its workers too, as a lost machine does), sometimes a
+second time while it resumes, and lets the last run end. The folder must then be the uninterrupted one, file
+for file, with nothing else in it or beside it. What lay on the disk at the kill tells the stage it fell
+into, and bounds the work that had to be done again: chunks that were being tokenized, tokens of shards
+that were not complete, weighed by what the stages take in an uninterrupted run.
+
+    python scripts/stress_kills.py --input alpaca_data.json --tokenizer qwen3/ \
+        --template qwen3/chatml.generation.jinja --copies 4 --kills 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from bench_pack import repeat_records
+
+WORKERS = 2
+PACK = [sys.executable, "-m", "padless.packer.cli"]
+
+
+@dataclass(kw_only=True)
+class Case:
+    """A command, all but its output, and what it gives when nothing comes between."""
+
+    name: str
+    arguments: list[str]
+    before: Path | None = None
+    """A folder that lies at the output at first, for `--force`."""
+    files: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the uninterrupted run printed."""
+    shard_bytes: int = 0
+    chunks: int = 0
+
+    def command(self, output: Path) -> list[str]:
+        words = [*PACK, *self.arguments, "--output", str(output), "--json"]
+        return words if self.arguments[0] == "export" else [*words, "--workers", str(WORKERS)]
+
+    def place(self, output: Path) -> None:
+        """Make the output what it is before the first run."""
+        if output.exists():
+            shutil.rmtree(output)
+        if self.before is not None:
+            shutil.copytree(self.before, output)
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Every file below a folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            found[path.relative_to(folder).as_posix()] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+    return found
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """In a session of its own, so that a signal can reach the workers too."""
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finish(command: Sequence[str]) -> tuple[dict[str, Any], float]:
+    """Run to the end; what it told, and its seconds."""
+    begin = time.perf_counter()
+    with start(command) as child:
+        out, words = child.communicate()
+    if child.returncode:
+        sys.exit(f"{' '.join(command)}\nended with {child.returncode}:\n{words[-4000:]}")
+    told: dict[str, Any] = json.loads(out)
+    return told, time.perf_counter() - begin
+
+
+def kill_at(command: Sequence[str], seconds: float, *, everybody: bool) -> bool:
+    """Start, kill after so long; False where it had ended by itself."""
+    with start(command) as child:
+        try:
+            child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            if everybody:
+                os.killpg(child.pid, signal.SIGKILL)
+            else:
+                child.kill()
+            child.communicate()
+            return True
+    if child.returncode:
+        sys.exit(f"{' '.join(command)}\nended with {child.returncode} unkilled")
+    return False
+
+
+def stage_of(case: Case, output: Path) -> str:
+    """Where a killed run was, by what it left."""
+    if case.arguments[0] == "export":
+        beside = output.parent / f".{output.name}.export"
+        return "exported" if output.exists() else "exporting" if beside.exists() else "starting"
+    work = output / ".work"
+    if not work.exists():
+        return "done" if (output / "manifest.json").exists() else "starting"
+    if case.arguments[0] == "build" and finished_chunks(output) < case.chunks:
+        return "tokenizing"
+    names = {path.name for path in output.rglob("*")}
+    if "manifest.json" in names and case.before is None:
+        return "committing"
+    if "state.json" in names and case.before is None:
+        return "committing"
+    if any(name.startswith(("shard-", ".shard-")) for name in names) and case.before is None:
+        return "writing"
+    if len(list(output.rglob("*shard-*"))) > (len(list(case.before.rglob("shard-*"))) if case.before else 0):
+        return "writing"
+    return "planning" if case.arguments[0] == "build" else "reading"
+
+
+def finished_chunks(output: Path) -> int:
+    """Chunks in the journal, its head apart."""
+    try:
+        return max((output / ".work" / "journal.jsonl").read_bytes().count(b"\n") - 1, 0)
+    except OSError:
+        return 0
+
+
+def unfinished_bytes(case: Case, output: Path, kept: int) -> int:
+    """Bytes of shards on the disk that the next run wrote again."""
+    old = sum(path.stat().st_size for path in case.before.rglob("*shard-*")) if case.before else 0
+    return max(sum(path.stat().st_size for path in output.rglob("*shard-*")) - old - kept, 0)
+
+
+def measure(case: Case, output: Path) -> None:
+    """The uninterrupted run: its files, its time, its chunks."""
+    times = []
+    for _ in range(3):
+        case.place(output)
+        case.told, seconds = finish(case.command(output))
+        times.append(seconds)
+    case.seconds = statistics.median(times)
+    case.files = checksums(output)
+    case.chunks = case.told.get("chunks", 0)
+    case.shard_bytes = sum(path.stat().st_size for path in output.rglob("shard-*"))
+
+
+def shares(case: Case) -> dict[str, float]:
+    """What the stages take of an uninterrupted run: tokenizing, planning, writing."""
+    profile = case.told.get("profile", {})
+    total = sum(profile.values()) or 1.0
+    late = {name: profile.get(name, 0.0) / total for name in ("plan", "write")}
+    return {"tokenize": 1.0 - sum(late.values()), **late}
+
+
+def trial(case: Case, output: Path, chance: random.Random) -> tuple[list[str], float, float]:
+    """One or two kills and the run to the end: stages, redone share (counted), redone share (wall)."""
+    case.place(output)
+    stages: list[str] = []
+    redone = spent = 0.0
+    for _ in range(2 if chance.random() < 0.2 else 1):
+        moment = chance.uniform(0.05, case.seconds * 1.02)
+        killed = kill_at(case.command(output), moment, everybody=chance.random() < 0.5)
+        spent += moment
+        if not killed:
+            stages.append("ended before")
+            break
+        stage = stage_of(case, output)
+        stages.append(stage)
+        part = shares(case)
+        if stage == "tokenizing":
+            left = case.chunks - finished_chunks(output)
+            redone += part["tokenize"] * min(left, WORKERS) / case.chunks
+        elif stage == "planning":
+            redone += part["plan"]
+        elif stage == "writing":
+            whole = sum(path.stat().st_size for path in output.rglob("shard-*"))
+            lost = unfinished_bytes(case, output, whole)
+            redone += part["plan"] + part["write"] * min(lost / case.shard_bytes, 1.0)
+    _, seconds = finish(case.command(output))
+    spent += seconds
+    found = checksums(output)
+    if found != case.files:
+        other = sorted(name for name in {*found, *case.files} if found.get(name) != case.files.get(name))
+        sys.exit(f"{case.name}: after {', '.join(stages)} these files differ: {other[:8]} (kept: {output})")
+    beside = sorted(path.name for path in output.parent.iterdir() if path != output)
+    if beside:
+        sys.exit(f"{case.name}: after {', '.join(stages)} there is {beside} beside the output")
+    return stages, redone, max(spent - case.seconds, 0.0) / case.seconds
+
+
+def main() -> None:
+    """Measure each case, then kill it again and again."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--input", type=Path, required=True, help="alpaca records: JSON or JSONL")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder")
+    parser.add_argument("--template", type=Path, help="chat template")
+    parser.add_argument("--copies", type=int, default=4, help="the input N times over")
+    parser.add_argument("--kills", type=int, default=100, help="over all cases")
+    parser.add_argument("--only", nargs="+", help="names of cases")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="stress-kills-"))
+    source = work / f"input{options.input.suffix}"
+    repeat_records(options.input, options.copies, source)
+    template = ["--template", str(options.template)] if options.template else []
+    build = ["build", str(source), "--tokenizer", str(options.tokenizer), *template, "--max-length", "2048"]
+    build += ["--shard-size", str(max(source.stat().st_size // 20, 2**16))]
+    old, packed = work / "old", work / "packed"
+    finish([*PACK, *build, "--limit", "5000", "--output", str(old), "--json"])
+    finish([*PACK, *build, "--output", str(packed), "--json"])
+    cases = [
+        Case(name="build bfd", arguments=[*build, "--strategy", "bfd"]),
+        Case(name="build spread", arguments=[*build, "--strategy", "spread"]),
+        Case(name="build splits", arguments=[*build, "--eval-fraction", "0.2"]),
+        Case(name="build --force", arguments=[*build, "--force"], before=old),
+        Case(name="repack", arguments=["repack", str(packed), "--max-length", "4096", "--strategy", "spread"]),
+        Case(name="export axolotl", arguments=["export", str(packed), "--to", "axolotl"]),
+    ]
+    cases = [case for case in cases if not options.only or case.name in options.only]
+    chance = random.Random(options.seed)
+    output = work / "run" / "out"
+    output.parent.mkdir()
+    for case in cases:
+        measure(case, output)
+        print(f"{case.name}: {case.seconds:.2f} s, {case.chunks} chunks, {shares(case)}", flush=True)
+    stages: dict[str, Counter[str]] = {case.name: Counter() for case in cases}
+    redone: dict[str, list[float]] = {case.name: [] for case in cases}
+    wall: dict[str, list[float]] = {case.name: [] for case in cases}
+    kills = number = 0
+    while kills < options.kills:
+        case = cases[number % len(cases)]
+        number += 1
+        seen, counted, extra = trial(case, output, chance)
+        kills += sum(stage != "ended before" for stage in seen)
+        stages[case.name].update(seen)
+        redone[case.name].append(counted)
+        wall[case.name].append(extra)
+        print(f"{kills:4} {case.name}: {', '.join(seen)}", flush=True)
+    print(f"{kills} kills in {number} runs, every byte as in an uninterrupted run, nothing else left:")
+    for case in cases:
+        told = ", ".join(f"{count} {stage}" for stage, count in sorted(stages[case.name].items()))
+        print(
+            f"{case.name}: {told}; redone {statistics.mean(redone[case.name]):.1%} of the work in the mean "
+            f"(most {max(redone[case.name]):.1%}), {statistics.mean(wall[case.name]):.0%} of the time with "
+            "the second start"
+        )
+    builds = [share for name, found in redone.items() if name.startswith("build") for share in found]
+    print(f"builds: {statistics.mean(builds) if builds else 0.0:.1%} of a build redone in the mean")
+    shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from padless.packer.identity import version_of
+from padless.packer.kept_shards import KeptShards
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
 from padless.packer.tables import Piece, Places, SplitLines, write_table
@@ -47,30 +48,37 @@ class Facts:
 
 def write_shards(
     folder: str,
+    split: str,
     plan: PackPlan,
     lines: SplitLines,
     gather: Gather,
     layout: Layout,
     workers: int,
     report: Callable[[int], None],
+    kept: KeptShards,
 ) -> tuple[ShardInfo, ...]:
-    """All shards of a split; those that were finished are removed again where one fails."""
+    """All shards of a split, those that an earlier run finished taken over."""
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
-    before = set(os.listdir(folder))
     writers = min(workers, max(len(cuts), 1))
     write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report, ahead=writers == 1)
+
+    def finished(number: int, batches: list[tuple[int, int]]) -> ShardInfo:
+        info = kept.find(split, number)
+        if info is None:
+            info = write(folder, number, batches)
+            kept.add(split, number, info)
+        else:
+            report(info.tokens)
+        return info
+
     with ThreadPoolExecutor(writers) as pool:
-        futures = [pool.submit(write, folder, number, batches) for number, batches in enumerate(cuts)]
+        futures = [pool.submit(finished, number, batches) for number, batches in enumerate(cuts)]
         try:
             return tuple(future.result() for future in futures)
         except BaseException:
             for future in futures:
                 future.cancel()
-            pool.shutdown(wait=True)
-            for name in set(os.listdir(folder)) - before:
-                if name.startswith("shard-"):
-                    os.remove(os.path.join(folder, name))
             raise
 
 

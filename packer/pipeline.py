@@ -20,8 +20,9 @@ from padless.packer.config import PackConfig
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import cut, joined_lengths
-from padless.packer.identity import Identity
+from padless.packer.identity import Identity, version_of
 from padless.packer.lines import FAULTS, REASONS
+from padless.packer.kept_shards import KeptShards
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import Choice, resolve_sources
@@ -40,8 +41,13 @@ from padless.runtime.format import (
     SourceInfo,
     SplitInfo,
     SplitsManifest,
+    checksum_bytes,
     checksum_file,
 )
+
+
+RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
+"""The machine was the reason, or the user: what is finished is kept for the same command."""
 
 
 @dataclass
@@ -133,7 +139,7 @@ class Build:
             if found is not None:  # an earlier run was stopped between its commit and its sweep
                 sweep(output, self._kept(found.manifests))
             result = found or work(folder)
-        except (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError):
+        except RESUMABLE:
             folder.release()
             raise
         except BaseException:
@@ -163,6 +169,8 @@ class Build:
 
     def _build(self, store: ChunkStore, loading: Loading) -> BuildResult:
         resumed = len(store.entries)
+        if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
+            sweep(self.config.output, set())  # another build's shards need no room
         stage = Tokenizing(self.identity, store, self.workers, self.report, self._done)
         stage.run(loading)
         lines = collect(store, len(self.identity.splits), len(self.files))
@@ -172,7 +180,8 @@ class Build:
         tokens, weights = lay_elements(store)
         gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
         pieces = [pieces_of(store, n, len(lines), split.fragments) for n, split in enumerate(lines)]
-        manifests = self._write(lines, plans, gathers, pieces, self._facts(stage))
+        key = self.identity.key()
+        manifests = self._write(lines, plans, gathers, pieces, self._facts(stage), key)
         manifest = self._commit(manifests)
         return BuildResult(
             output=self.config.output,
@@ -271,11 +280,11 @@ class Build:
         gathers: list[Gather],
         pieces: list[Iterator[Piece]],
         facts: Facts,
+        key: str,
     ) -> dict[str, Manifest]:
+        """`key` names all that decides the sequences and their plan."""
         output = self.config.output
         fresh = not os.path.exists(os.path.join(output, MANIFEST))
-        if fresh:
-            sweep(output, set())  # what an interrupted run left
         layout = Layout(
             id_type="uint16" if facts.largest_id < 2**16 else "int32",
             labels=self.config.labels == "always" or not all(split.only_starts_masked for split in lines),
@@ -285,6 +294,10 @@ class Build:
         )
         names = self.identity.splits
         folders = [os.path.join(output, name) if name else output for name in names]
+        key = checksum_bytes(repr([key, layout, version_of("pyarrow")]).encode("utf-8"))
+        kept = KeptShards(os.path.join(output, WORK_FOLDER), output, key)
+        if fresh:
+            sweep(output, kept.files)  # what else an interrupted run left
 
         def beside() -> list[Beside]:
             return [write_beside(folders[n], pieces[n], plans[n], lines[n], facts) for n in range(len(names))]
@@ -293,7 +306,7 @@ class Build:
             with ThreadPoolExecutor(1) as other:
                 # A data set that is there is left whole until the new one's shards are complete.
                 early = other.submit(beside) if fresh else None
-                shards = self._write_shards(folders, plans, lines, gathers, layout)
+                shards = self._write_shards(folders, plans, lines, gathers, layout, kept)
             if not fresh:
                 retract(output)
                 for folder in folders:
@@ -313,9 +326,11 @@ class Build:
                 )
                 for n, name in enumerate(names)
             }
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, RESUMABLE):
+                kept.drop()
             if not os.path.exists(os.path.join(output, MANIFEST)):
-                sweep(output, set())  # half a data set is none
+                sweep(output, kept.files)  # half a data set is none
             raise
 
     def _write_shards(
@@ -325,6 +340,7 @@ class Build:
         lines: list[SplitLines],
         gathers: list[Gather],
         layout: Layout,
+        kept: KeptShards,
     ) -> list[tuple[ShardInfo, ...]]:
         counts = {"tokens": 0.0, "total_tokens": float(sum(split.tokens for split in lines))}
 
@@ -333,8 +349,10 @@ class Build:
             self.report("write", counts)
 
         return [
-            write_shards(folder, plan, split, gather, layout, self.workers, count)
-            for folder, plan, split, gather in zip(folders, plans, lines, gathers, strict=True)
+            write_shards(folder, name, plan, split, gather, layout, self.workers, count, kept)
+            for folder, name, plan, split, gather in zip(
+                folders, self.identity.splits, plans, lines, gathers, strict=True
+            )
         ]
 
     def _facts(self, stage: Tokenizing) -> Facts:

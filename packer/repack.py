@@ -187,7 +187,12 @@ class _Repack(Build):
         plans = self._plan(lines)
         self._done("plan")
         manifests = self._write(
-            lines, plans, gathers, [iter([piece]) for piece in pieces], self._facts_of_repack()
+            lines,
+            plans,
+            gathers,
+            [iter([piece]) for piece in pieces],
+            self._facts_of_repack(),
+            self.identity_of_repack.key(),
         )
         return BuildResult(
             output=self.config.output,

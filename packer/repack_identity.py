@@ -35,6 +35,7 @@ class RepackIdentity:
         excluded: NDArray[np.int64] | None,
     ) -> None:
         self.config, self.firsts = config, firsts
+        self._folders = folders
         self.splits = tuple(folders[0])
         self.largest_id = max(first.largest_id for first in firsts)
         self._excluded = excluded
@@ -63,6 +64,11 @@ class RepackIdentity:
         if self._excluded is not None:
             found["excluded"] = checksum_bytes(self._excluded.tobytes())
         return found
+
+    def key(self) -> str:
+        """Names everything that decides the tokens of the new sequences."""
+        manifests = [checksum_bytes(part.to_json()) for splits in self._folders for part in splits.values()]
+        return checksum_bytes(repr([self.options, manifests]).encode("utf-8"))
 
     def _source_splits(self) -> list[str]:
         """The split of each source over all folders; empty where no source has one."""

@@ -1,7 +1,7 @@
 """Kill builds, repacks and exports at random moments, run the same command again, and compare every byte.
 
-Each trial starts the command, sends SIGKILL at a moment drawn evenly over the run's usual time (to the
-process alone, as an out-of-memory kill does, or to its workers too, as a lost machine does), sometimes a
+Each trial starts the command, sends SIGKILL at a moment drawn evenly over the run's usual time (or over
+what it gets done: chunks, shards, the commit; to the process alone, as an out-of-memory kill does, or to its workers too, as a lost machine does), sometimes a
 second time while it resumes, and lets the last run end. The folder must then be the uninterrupted one, file
 for file, with nothing else in it or beside it. What lay on the disk at the kill tells the stage it fell
 into, and bounds the work that had to be done again: chunks that were being tokenized, tokens of shards
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Case:
     seconds: float = 0.0
     told: dict[str, Any] = field(default_factory=dict)
     """What the uninterrupted run printed."""
+    shards: int = 0
     shard_bytes: int = 0
     chunks: int = 0
 
@@ -91,21 +92,57 @@ def finish(command: Sequence[str]) -> tuple[dict[str, Any], float]:
     return told, time.perf_counter() - begin
 
 
-def kill_at(command: Sequence[str], seconds: float, *, everybody: bool) -> bool:
-    """Start, kill after so long; False where it had ended by itself."""
+def kill_at(command: Sequence[str], moment: Callable[[], bool], *, everybody: bool) -> float | None:
+    """Start, kill at the moment; the seconds until then, None where it had ended by itself."""
+    begin = time.perf_counter()
     with start(command) as child:
-        try:
-            child.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            if everybody:
-                os.killpg(child.pid, signal.SIGKILL)
-            else:
-                child.kill()
-            child.communicate()
-            return True
+        while child.poll() is None:
+            if moment():
+                if everybody:
+                    os.killpg(child.pid, signal.SIGKILL)
+                else:
+                    child.kill()
+                child.communicate()
+                return time.perf_counter() - begin if child.returncode else None
+            time.sleep(0.0005)
+        _, words = child.communicate()
     if child.returncode:
-        sys.exit(f"{' '.join(command)}\nended with {child.returncode} unkilled")
-    return False
+        sys.exit(f"{' '.join(command)}\nended with {child.returncode} unkilled:\n{words[-4000:]}")
+    return None
+
+
+def moment_of(case: Case, output: Path, chance: random.Random) -> Callable[[], bool]:
+    """A moment drawn over the time, or over what has been done: chunks, shards, the commit."""
+    begin = time.perf_counter()
+    after = chance.uniform(0.3, max(case.seconds, 0.4))
+    late = chance.uniform(0.0, 0.03)
+    kind = chance.choice(["time", "chunks", "shards", "commit"] if case.chunks else ["time", "shards", "commit"])
+    chunks = chance.randint(0, case.chunks)
+    shards = chance.randint(1, max(case.shards, 1))
+    old = len(list(output.rglob("shard-*")))
+    seen = 0.0
+
+    def reached() -> bool:
+        if case.arguments[0] == "export":
+            if kind == "time":
+                return time.perf_counter() - begin > after
+            beside = output.parent / f".{output.name}.export"
+            return beside.exists() and (kind == "shards" or len(list(beside.iterdir())) > 1)
+        if kind == "chunks":
+            return finished_chunks(output) >= chunks and (output / ".work" / "journal.jsonl").exists()
+        if kind == "shards":
+            return len(list(output.rglob("shard-*"))) - old >= shards
+        if kind == "commit":
+            return len(list(output.rglob("shard-*"))) - old >= case.shards
+        return time.perf_counter() - begin > after
+
+    def moment() -> bool:
+        nonlocal seen
+        if not seen and reached():
+            seen = time.perf_counter() + late
+        return bool(seen) and time.perf_counter() >= seen
+
+    return moment
 
 
 def stage_of(case: Case, output: Path) -> str:
@@ -154,6 +191,7 @@ def measure(case: Case, output: Path) -> None:
     case.seconds = statistics.median(times)
     case.files = checksums(output)
     case.chunks = case.told.get("chunks", 0)
+    case.shards = len(list(output.rglob("shard-*")))
     case.shard_bytes = sum(path.stat().st_size for path in output.rglob("shard-*"))
 
 
@@ -171,12 +209,12 @@ def trial(case: Case, output: Path, chance: random.Random) -> tuple[list[str], f
     stages: list[str] = []
     redone = spent = 0.0
     for _ in range(2 if chance.random() < 0.2 else 1):
-        moment = chance.uniform(0.05, case.seconds * 1.02)
-        killed = kill_at(case.command(output), moment, everybody=chance.random() < 0.5)
-        spent += moment
-        if not killed:
+        moment = moment_of(case, output, chance)
+        seconds = kill_at(case.command(output), moment, everybody=chance.random() < 0.5)
+        if seconds is None:
             stages.append("ended before")
             break
+        spent += seconds
         stage = stage_of(case, output)
         stages.append(stage)
         part = shares(case)

@@ -297,3 +297,90 @@ def test_a_lock_file_without_its_process_blocks_nobody(tmp_path: Path) -> None:
     (tmp_path / "out" / ".work" / "lock").write_text("1")  # a process that is there, and holds nothing
     built(DEMO, tmp_path / "out")
     assert_verified(tmp_path / "out")
+
+
+# -- shards that were finished -------------------------------------------------------------------------
+
+
+def _build_to_shard(shards: int, arguments: list[str]) -> None:
+    """In a forked process: build, and die when so many shards have their names."""
+    replace = os.replace
+
+    def dying(*paths: object) -> None:
+        nonlocal shards
+        if "shard-" in str(paths[1]):
+            shards -= 1
+            if shards < 0:
+                os._exit(9)
+        replace(*paths)  # type: ignore[arg-type]
+
+    os.replace = dying  # type: ignore[assignment]
+    os._exit(pack(*arguments, "--quiet").code)
+
+
+def _die_after(shards: int, arguments: list[str]) -> None:
+    child = multiprocessing.get_context("fork").Process(target=_build_to_shard, args=(shards, arguments))
+    child.start()
+    child.join()
+    assert child.exitcode == 9
+
+
+SMALL_SHARDS = ("--shard-size", 30_000, "--workers", 1)
+
+
+@pytest.mark.parametrize("more", [(), ("--eval-fraction", 0.3)], ids=["one split", "eval split"])
+def test_finished_shards_are_not_written_again(tmp_path: Path, more: tuple[object, ...]) -> None:
+    built(DEMO, tmp_path / "whole", *SMALL_SHARDS, *more)
+    output = tmp_path / "out"
+    _die_after(3, build_arguments(DEMO, output, *SMALL_SHARDS, *more))
+    kept = {path: path.stat().st_ino for path in output.rglob("shard-*")}
+    assert len(kept) == 3
+    built(DEMO, output, *SMALL_SHARDS, *more)
+    assert {path: path.stat().st_ino for path in kept} == kept
+    assert files_of(output) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_a_finished_shard_that_is_not_whole_is_written_again(tmp_path: Path, damage: str) -> None:
+    built(DEMO, tmp_path / "whole", *SMALL_SHARDS)
+    output = tmp_path / "out"
+    _die_after(3, build_arguments(DEMO, output, *SMALL_SHARDS))
+    victim = sorted(output.glob("shard-*"))[1]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.unlink()
+    if damage != "gone":
+        victim.write_bytes(data if damage == "changed" else data[:-8])
+    built(DEMO, output, *SMALL_SHARDS)
+    assert files_of(output) == files_of(tmp_path / "whole")
+
+
+def test_shards_of_another_build_are_swept_away(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    _die_after(3, build_arguments(DEMO, output, *SMALL_SHARDS))
+    built(DEMO, output, *SMALL_SHARDS, "--seed", 5)
+    built(DEMO, tmp_path / "whole", *SMALL_SHARDS, "--seed", 5)
+    assert files_of(output) == files_of(tmp_path / "whole")
+
+
+def test_a_force_that_dies_leaves_no_shard_once_the_old_build_is_asked_for_again(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    built(DEMO, output)
+    before = files_of(output)
+    _die_after(3, build_arguments(DEMO, output, *SMALL_SHARDS, "--seed", 5, "--force"))
+    assert len(list(output.glob("shard-*"))) > 1
+    assert built(DEMO, output)["was_finished"] is True
+    assert files_of(output) == before
+
+
+def test_a_repack_keeps_its_finished_shards(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "packed")
+    arguments = ["repack", tmp_path / "packed", "--seed", 3, "--shard-size", 30_000, "--workers", 1]
+    assert pack(*arguments, "--output", tmp_path / "whole").code == 0
+    output = tmp_path / "out"
+    _die_after(3, [*map(str, arguments), "--output", str(output)])
+    kept = {path: path.stat().st_ino for path in output.rglob("shard-*")}
+    assert len(kept) == 3
+    assert pack(*arguments, "--output", output).code == 0
+    assert {path: path.stat().st_ino for path in kept} == kept
+    assert files_of(output) == files_of(tmp_path / "whole")

@@ -27,7 +27,15 @@ from padless.packer.errors import DiskFullError, InputError
 from padless.packer.lines import LINE, Problem
 from padless.runtime.format import WORK_FOLDER
 
-WORK_FILES = ("lock", "tokens.bin", "weights.bin", "lines.bin", "journal.jsonl", "splits.json", "shards.jsonl")
+WORK_FILES = (
+    "lock",
+    "tokens.bin",
+    "weights.bin",
+    "lines.bin",
+    "journal.jsonl",
+    "splits.json",
+    "shards.jsonl",
+)
 """All that `DIR/.work` ever holds."""
 MOST_PROBLEMS = 20
 """Of one chunk: an entry has to fit into a pipe."""

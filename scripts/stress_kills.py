@@ -116,7 +116,9 @@ def moment_of(case: Case, output: Path, chance: random.Random) -> Callable[[], b
     begin = time.perf_counter()
     after = chance.uniform(0.3, max(case.seconds, 0.4))
     late = chance.uniform(0.0, 0.03)
-    kind = chance.choice(["time", "chunks", "shards", "commit"] if case.chunks else ["time", "shards", "commit"])
+    kind = chance.choice(
+        ["time", "chunks", "shards", "commit"] if case.chunks else ["time", "shards", "commit"]
+    )
     chunks = chance.randint(0, case.chunks)
     shards = chance.randint(1, max(case.shards, 1))
     old = len(list(output.rglob("shard-*")))
@@ -266,7 +268,9 @@ def main() -> None:
         Case(name="build spread", arguments=[*build, "--strategy", "spread"]),
         Case(name="build splits", arguments=[*build, "--eval-fraction", "0.2"]),
         Case(name="build --force", arguments=[*build, "--force"], before=old),
-        Case(name="repack", arguments=["repack", str(packed), "--max-length", "4096", "--strategy", "spread"]),
+        Case(
+            name="repack", arguments=["repack", str(packed), "--max-length", "4096", "--strategy", "spread"]
+        ),
         Case(name="export axolotl", arguments=["export", str(packed), "--to", "axolotl"]),
     ]
     cases = [case for case in cases if not options.only or case.name in options.only]

@@ -21,8 +21,8 @@ from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import cut, joined_lengths
 from padless.packer.identity import Identity, version_of
-from padless.packer.lines import FAULTS, REASONS
 from padless.packer.kept_shards import KeptShards
+from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import Choice, resolve_sources
@@ -44,7 +44,6 @@ from padless.runtime.format import (
     checksum_bytes,
     checksum_file,
 )
-
 
 RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""

@@ -1,11 +1,12 @@
 """Kill builds, repacks and exports at random moments, run the same command again, and compare every byte.
 
-Each trial starts the command, sends SIGKILL at a moment drawn evenly over the run's usual time (or over
-what it gets done: chunks, shards, the commit; to the process alone, as an out-of-memory kill does, or to its workers too, as a lost machine does), sometimes a
-second time while it resumes, and lets the last run end. The folder must then be the uninterrupted one, file
-for file, with nothing else in it or beside it. What lay on the disk at the kill tells the stage it fell
-into, and bounds the work that had to be done again: chunks that were being tokenized, tokens of shards
-that were not complete, weighed by what the stages take in an uninterrupted run.
+A trial starts the command, sends SIGKILL at a random moment (drawn over the run's usual time, or over what
+it gets done: chunks, shards, the commit), starts it again, kills it again up to five times, and lets the
+last run end. Signals go to the process alone, as for want of memory, or to its workers too, as when a
+machine is lost. The folder must then be the uninterrupted one, file for file, with nothing else in it or
+beside it. What lies on the disk at a kill tells the stage it fell into, and bounds the work to be done
+again: chunks that were being tokenized, bytes of shards that were not complete, weighed by what the stages
+take in an uninterrupted run.
 
     python scripts/stress_kills.py --input alpaca_data.json --tokenizer qwen3/ \
         --template qwen3/chatml.generation.jinja --copies 4 --kills 100
@@ -34,6 +35,8 @@ import xxhash
 from bench_pack import repeat_records
 
 WORKERS = 2
+MOST_KILLS = 5
+"""Of one folder."""
 PACK = [sys.executable, "-m", "padless.packer.cli"]
 
 
@@ -206,11 +209,11 @@ def shares(case: Case) -> dict[str, float]:
 
 
 def trial(case: Case, output: Path, chance: random.Random) -> tuple[list[str], float, float]:
-    """One or two kills and the run to the end: stages, redone share (counted), redone share (wall)."""
+    """Some kills and the run to the end: stages, redone share (counted), redone share (wall)."""
     case.place(output)
     stages: list[str] = []
     redone = spent = 0.0
-    for _ in range(2 if chance.random() < 0.2 else 1):
+    for _ in range(chance.randint(1, MOST_KILLS)):
         moment = moment_of(case, output, chance)
         seconds = kill_at(case.command(output), moment, everybody=chance.random() < 0.5)
         if seconds is None:
@@ -281,28 +284,32 @@ def main() -> None:
         measure(case, output)
         print(f"{case.name}: {case.seconds:.2f} s, {case.chunks} chunks, {shares(case)}", flush=True)
     stages: dict[str, Counter[str]] = {case.name: Counter() for case in cases}
-    redone: dict[str, list[float]] = {case.name: [] for case in cases}
-    wall: dict[str, list[float]] = {case.name: [] for case in cases}
+    redone = {case.name: 0.0 for case in cases}
+    wall = {case.name: 0.0 for case in cases}
+    killed = {case.name: 0 for case in cases}
     kills = number = 0
     while kills < options.kills:
         case = cases[number % len(cases)]
         number += 1
         seen, counted, extra = trial(case, output, chance)
-        kills += sum(stage != "ended before" for stage in seen)
+        fresh = sum(stage != "ended before" for stage in seen)
+        kills += fresh
+        killed[case.name] += fresh
         stages[case.name].update(seen)
-        redone[case.name].append(counted)
-        wall[case.name].append(extra)
+        redone[case.name] += counted
+        wall[case.name] += extra
         print(f"{kills:4} {case.name}: {', '.join(seen)}", flush=True)
     print(f"{kills} kills in {number} runs, every byte as in an uninterrupted run, nothing else left:")
     for case in cases:
         told = ", ".join(f"{count} {stage}" for stage, count in sorted(stages[case.name].items()))
+        each = max(killed[case.name], 1)
         print(
-            f"{case.name}: {told}; redone {statistics.mean(redone[case.name]):.1%} of the work in the mean "
-            f"(most {max(redone[case.name]):.1%}), {statistics.mean(wall[case.name]):.0%} of the time with "
-            "the second start"
+            f"{case.name}: {told}; a kill costs {redone[case.name] / each:.1%} of the work, with the next "
+            f"start {wall[case.name] / each:.0%} of the time"
         )
-    builds = [share for name, found in redone.items() if name.startswith("build") for share in found]
-    print(f"builds: {statistics.mean(builds) if builds else 0.0:.1%} of a build redone in the mean")
+    builds = [case.name for case in cases if case.arguments[0] == "build"]
+    share = sum(redone[name] for name in builds) / max(sum(killed[name] for name in builds), 1)
+    print(f"builds: {share:.1%} of a build redone after a kill, in the mean")
     shutil.rmtree(work)
 
 

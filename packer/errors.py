@@ -24,6 +24,11 @@ class CutError(InputError):
 class DiskFullError(PadlessError, OSError):
     """A write failed for want of space; what was finished before it is kept for the next try."""
 
+    path: str = ""
+    """What was being written."""
+    missing: int = 0
+    """Bytes of it that did not fit."""
+
 
 class WorkerLostError(PadlessError, RuntimeError):
     """A worker process ended without a word; what was finished is kept for the next try."""

@@ -56,6 +56,11 @@ class KeptShards:
         """The shards that are there, as paths below the output."""
         return {f"{split}/{info.file}" if split else info.file for (split, _), info in self._found.items()}
 
+    @property
+    def bytes(self) -> int:
+        """What the shards take."""
+        return sum(info.bytes for info in self._found.values())
+
     def find(self, split: str, number: int) -> ShardInfo | None:
         """A finished shard whose file is whole, or None."""
         info = self._found.get((split, number))

@@ -25,11 +25,12 @@ from padless.packer.kept_shards import KeptShards
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
+from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
 from padless.packer.sources.splits import is_for_evaluation
 from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
 from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
-from padless.packer.token_store import ChunkStore, WorkFolder
+from padless.packer.token_store import ChunkStore, WorkFolder, disk_full
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing
 from padless.packer.write import Gather, Layout, sync_folder, write_bytes
@@ -47,6 +48,9 @@ from padless.runtime.format import (
 
 RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
+
+_LEAST_ROOM = 2**16
+"""Bytes to ask for where a library does not say how many it could not write."""
 
 
 @dataclass
@@ -130,7 +134,11 @@ class Build:
             found.seconds = time.perf_counter() - self.started
             return found
         made = first_missing(output)
-        folder = WorkFolder(output)
+        try:
+            folder = WorkFolder(output)
+        except OSError as error:
+            remove_empty(output, made)
+            raise disk_full(error, output, _LEAST_ROOM) from error
         try:
             remember_splits(output, self.identity.splits)
             # Once more, now that no other build can be about to commit.
@@ -138,8 +146,10 @@ class Build:
             if found is not None:  # an earlier run was stopped between its commit and its sweep
                 sweep(output, self._kept(found.manifests))
             result = found or work(folder)
-        except RESUMABLE:
+        except RESUMABLE as error:
             folder.release()
+            if isinstance(error, OSError) and not isinstance(error, DiskFullError):  # from a library's writer
+                raise disk_full(error, str(error.filename or output), _LEAST_ROOM) from error
             raise
         except BaseException:
             folder.remove()
@@ -171,7 +181,10 @@ class Build:
         if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
             sweep(self.config.output, set())  # another build's shards need no room
         stage = Tokenizing(self.identity, store, self.workers, self.report, self._done)
-        stage.run(loading)
+        try:
+            stage.run(loading)
+        except DiskFullError as error:
+            raise with_room(error, needed_from_chunks(self.identity, store), self.config.output) from error
         lines = collect(store, len(self.identity.splits), len(self.files))
         self._check_losses(lines)
         plans = self._plan(lines, store)
@@ -330,6 +343,9 @@ class Build:
                 kept.drop()
             if not os.path.exists(os.path.join(output, MANIFEST)):
                 sweep(output, kept.files)  # half a data set is none
+            if isinstance(error, DiskFullError):
+                needed = needed_for_shards(facts.tokenizer, layout, plans, lines, kept.bytes)
+                raise with_room(error, needed, output) from error
             raise
 
     def _write_shards(

@@ -22,6 +22,7 @@ from building import (
     build,
     built,
     files_of,
+    pack,
     sequences_of,
     workers_in,
     write_many,
@@ -305,3 +306,38 @@ def test_a_full_disk_stops_the_build_and_room_lets_it_go_on(
     assert facts["resumed_chunks"] > 0
     assert files_of(disk / "out") == files_of(undisturbed)
     assert sequences_of(disk / "out") == sequences_of(undisturbed)
+
+
+@pytest.mark.parametrize("share", [0.004, 0.1, 0.4, 0.6, 0.8, 0.9, 0.97])
+def test_the_room_that_is_asked_for_is_enough(
+    many: Path, small_disk: Callable[[int], Path], tmp_path: Path, share: float
+) -> None:
+    """BR-130. At every stage: before the first chunk, among chunks, shards and small files."""
+    options = ("--shard-size", 500_000, "--workers", 2)
+    built(many, tmp_path / "right", *options)
+    tokens = PackedReader(tmp_path / "right").manifest.statistics["tokens"]
+    room = int(share * (10.5 * tokens + 9600 * 48))
+    disk = small_disk(room)
+    run = build(many, disk / "out", *options)
+    assert run.code == 2 and run.err.count("\n") == 1, run.err
+    found = re.search(r"the disk is full: (\S+) could not be written \(([\d,]+) bytes missing\)", run.err)
+    assert found and found[1].startswith(str(disk / "out")), run.err
+    assert not list((disk / "out").rglob("shard-*.tmp"))
+    small_disk(room + int(1.1 * int(found[2].replace(",", ""))) + 2**17)
+    built(many, disk / "out", *options)
+    assert files_of(disk / "out") == files_of(tmp_path / "right")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_repack_on_a_full_disk_goes_on_with_room(
+    many: Path, small_disk: Callable[[int], Path], undisturbed: Path, tmp_path: Path, share: float
+) -> None:
+    arguments = ["repack", undisturbed, "--seed", 4, "--shard-size", 500_000, "--workers", 2]
+    assert pack(*arguments, "--output", tmp_path / "right").code == 0
+    right = files_of(tmp_path / "right")
+    disk = small_disk(int(share * sum(map(len, right.values()))))
+    run = pack(*arguments, "--output", disk / "out")
+    assert run.code == 2 and run.err.count("\n") == 1 and "the disk is full" in run.err, run.err
+    small_disk(2 * sum(map(len, right.values())))
+    assert pack(*arguments, "--output", disk / "out").code == 0
+    assert files_of(disk / "out") == right

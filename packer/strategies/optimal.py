@@ -25,6 +25,7 @@ def optimal(
     *,
     max_sequences_per_pack: int | None = None,
     seed: int = 0,
+    shuffle: bool = False,
 ) -> PackPlan:
     """Plan in the order that gives the fewest packs.
 
@@ -51,7 +52,9 @@ def optimal(
         if fewest == bound:
             break
     if fewest > bound:
-        plan = bfd(lengths, max_length, max_sequences_per_pack=max_sequences_per_pack)
+        plan = bfd(
+            lengths, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed, shuffle=shuffle
+        )
         if len(plan) < fewest:
             return plan
-    return plan_of_patterns(lengths, best, seed)
+    return plan_of_patterns(lengths, best, seed, shuffle=shuffle)

@@ -41,6 +41,7 @@ def spread(
     *,
     max_sequences_per_pack: int | None = None,
     seed: int = 0,
+    shuffle: bool = False,
 ) -> PackPlan:
     """Plan in random order, drawn from `seed`, with exact closings.
 
@@ -59,10 +60,12 @@ def spread(
         if packs == bound or packs > bound + NEARLY or len(lengths) > BASE:
             break
     if packs > bound:
-        plan = bfd(lengths, max_length, max_sequences_per_pack=max_sequences_per_pack)
+        plan = bfd(
+            lengths, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed, shuffle=shuffle
+        )
         if packs > (1 + TOLERANCE) * len(plan):
             return plan
-    return plan_of_patterns(lengths, patterns, seed)
+    return plan_of_patterns(lengths, patterns, seed, shuffle=shuffle)
 
 
 def draws(count: int) -> int:

@@ -185,8 +185,8 @@ def drawn_order(packs: int, seed: int) -> Integers:
     order = np.argsort(high.astype(np.uint16), kind="stable").astype(index_type(packs))
     order = order[np.argsort((high >> 16).astype(np.uint16)[order], kind="stable")]
     same = np.diff(high[order]) == 0
-    tied = np.flatnonzero(np.append(same, False) | np.append(False, same)) if same.any() else []
-    if len(tied):
+    if same.any():
+        tied = np.append(same, False) | np.append(False, same)
         among = order[tied]
         order[tied] = among[np.argsort(ranks[among], kind="stable")]
     return order

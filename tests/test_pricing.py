@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+from building import built, write_lines
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import word_tokenizer
 
 from padless.packer.errors import InputError
 from padless.packer.plan import check_plan, length_counts, lower_bound
@@ -96,6 +99,19 @@ def test_lengths_of_a_quarter_to_a_half_of_a_pack_go_by_threes_and_by_pairs() ->
     check_plan(plan, lengths, 1024)
     assert len(plan) <= 1.002 * linear_bound(lengths, 1024)
     assert len(STRATEGIES["bfd"](lengths, 1024)) > 1.03 * linear_bound(lengths, 1024)
+
+
+def test_a_build_with_optimal_reports_the_bound_of_the_linear_program(tmp_path: Path) -> None:
+    lengths = [26 + n % 25 for n in range(200)]  # of 100: three of the shortest, or two
+    tokenizer = word_tokenizer(tmp_path / "tokenizer")
+    source = write_lines(tmp_path / "rows.jsonl", [{"input_ids": [11] * length} for length in lengths])
+    options = ("--tokenizer", tokenizer, "--max-length", 100)
+    bounds = {
+        strategy: built(source, tmp_path / strategy, *options, "--strategy", strategy)["bound_packs"]
+        for strategy in ("bfd", "optimal")
+    }
+    assert bounds == {"bfd": lower_bound(lengths, 100), "optimal": linear_bound(lengths, 100)}
+    assert bounds["bfd"] < bounds["optimal"]
 
 
 def test_what_would_take_too_long_has_the_simple_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ def priced_patterns(
             best = found
         if near_enough(_packs(best), prices.bound):
             return best
+        if _packs(best) <= 1.001 * prices.bound:
+            break
     worth = dict(zip(prices.kinds.tolist(), prices.each.tolist(), strict=True))
     full = _full(prices)
     packs = [pattern for copies, pattern in best for _ in range(copies)]

@@ -29,11 +29,10 @@ PACK = 1 << 32
 """The price of a whole pack."""
 WORK = 100_000_000
 """Steps of one search for patterns, at most: about a tenth of a second."""
-KNOTS = 96
+KNOTS = 64
+"""Knots, at most."""
 MORE = 8
 """Knots added at once."""
-GAIN = 1e-5
-"""Share of the bound that more knots must have gained to add more."""
 SEARCHES = 200
 """Searches for patterns, at most; two dozen are usual."""
 PATTERNS = 64
@@ -84,7 +83,6 @@ def find_prices(
     searches = 0
     while True:
         program = _Program(kinds, counts, knots, max_length, slots)
-        before = found.bound if found is not None else 0
         added = True
         while added and searches < SEARCHES:
             prices = program.solve(patterns)
@@ -96,10 +94,10 @@ def find_prices(
                 found = Prices(kinds=kinds, each=prices, best=best, bound=bound)
             added = worth > PACK * (1 + _EXACT) and _add_patterns(patterns, kinds, prices, best)
         assert found is not None
-        gained = found.bound - before
-        if len(knots) >= min(KNOTS, len(kinds)) or gained <= GAIN * found.bound or searches >= SEARCHES:
+        more = program.more_knots(found.each)
+        if len(knots) in (len(more), len(kinds)) or len(knots) >= KNOTS or searches >= SEARCHES:
             return found
-        knots = program.more_knots(found.each)
+        knots = more
 
 
 def best_worth(

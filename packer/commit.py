@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
+from padless.packer.strategies.pricing import linear_bound
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.write import Gather, Layout, cut_shards, sync_folder, write_bytes, write_shard
@@ -123,7 +124,7 @@ def write_rest(
             for s, records in zip(facts.sources, lines.records_by_source, strict=True)
         ),
         seed=facts.seed,
-        statistics=_statistics(plan, lines, facts),
+        statistics=_statistics(plan, lines, facts, strategy),
         plan_hash=hashed,
         padless_version=version_of("padless"),
         pyarrow_version=version_of("pyarrow"),
@@ -134,15 +135,19 @@ def write_rest(
     return manifest
 
 
-def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts) -> dict[str, Any]:
+def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) -> dict[str, Any]:
     tokens = lines.tokens
+    limits = (padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap)
+    bound = lower_bound(*limits)
+    if strategy == "optimal" and len(plan) > bound:  # a better bound takes a second
+        bound = linear_bound(*limits)
     return {
         "max_length": facts.max_length,
         "records": lines.records,
         "dropped_by_reason": lines.dropped_by_reason,
         "sequences": len(lines.lengths),
         "packs": len(plan),
-        "bound_packs": lower_bound(padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap),
+        "bound_packs": bound,
         "tokens": tokens,
         "trained_tokens": lines.trained,
         "masked_tokens": tokens - lines.trained,

@@ -44,6 +44,7 @@ from padless.runtime.plans import (
     Plan,
     PlannedPacks,
     columns_hash,
+    fresh_plan,
     read_plan,
     tables_hash,
 )
@@ -126,6 +127,18 @@ class PackedReader:
         self._mapped: dict[int, PackBatch] = {}
         self._copies: OrderedDict[int, PackBatch] = OrderedDict()
         self._lock = Lock()
+
+    def replanned(self, strategy: str, *, seed: int, epoch: int) -> PackedReader:
+        """The same sequences in the packs of a fresh plan for an epoch, the files being open already.
+
+        Raises PlanError for a strategy that cannot be used so, and what reading the sequence table raises.
+        """
+        lengths = self.sequence_columns("length")["length"]
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        found.plan = fresh_plan(self.manifest, lengths, strategy, seed=seed, epoch=epoch)
+        found._planned = None
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"path": self.path, "manifest": self.manifest, "plan": self.plan, "remote": self.remote}

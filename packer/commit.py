@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from padless.packer.durable import sync_folder, write_bytes
+from padless.packer.gather import Gather
 from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Gather, Layout, cut_shards, sync_folder, write_bytes, write_shard
+from padless.packer.write import Layout, cut_shards, write_shard
 from padless.runtime.format import (
     MANIFEST,
     ColumnInfo,
@@ -59,7 +61,7 @@ def write_shards(
     cuts = cut_shards(plan, lines.lengths, layout)
     before = set(os.listdir(folder))
     writers = min(workers, max(len(cuts), 1))
-    write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report, ahead=writers == 1)
+    write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report)
     with ThreadPoolExecutor(writers) as pool:
         futures = [pool.submit(write, folder, number, batches) for number, batches in enumerate(cuts)]
         try:

@@ -17,9 +17,11 @@ import numpy as np
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
+from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import cut, joined_lengths
+from padless.packer.gather import Gather
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
@@ -31,7 +33,7 @@ from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_ele
 from padless.packer.token_store import ChunkStore, WorkFolder
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing
-from padless.packer.write import Gather, Layout, sync_folder, write_bytes
+from padless.packer.write import Layout
 from padless.runtime.format import (
     MANIFEST,
     WORK_FOLDER,

@@ -6,9 +6,9 @@ import numpy as np
 
 from padless.packer.errors import InputError
 from padless.packer.folder_tokens import Elements, FolderGather, Segment
+from padless.packer.gather import Gather
 from padless.packer.lines import LINE, REASONS, STATUSES, WHOLE
 from padless.packer.tables import Account, Piece, SplitLines, strings
-from padless.packer.write import Gather
 from padless.runtime.reader import PackedReader, column_to_numpy
 
 

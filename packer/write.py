@@ -1,25 +1,25 @@
-"""A plan and the token store to shards, at memory speed.
+"""A plan and the tokens of its sequences to shards, at memory speed.
 
-A pack's tokens are gathered by one `take` over a binary array laid on the mapped store, an element a
-sequence: a copy per sequence, no index per token. A shard gets its final name, which carries its checksum,
-when it is complete and on the disk.
+A record batch is gathered while the one before it is written, and their arrays are used again: touching
+fresh memory costs more than filling it. The price is two batches in memory for each shard that is being
+written. A shard gets its final name, which carries its checksum, when it is complete and on the disk.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.durable import DurableFile
+from padless.packer.gather import Gather
 from padless.packer.plan import PackPlan
-from padless.packer.token_store import disk_full
-from padless.runtime.format import IGNORE_INDEX, ColumnInfo, FileInfo, ShardInfo, shard_schema
+from padless.runtime.format import ColumnInfo, ShardInfo, shard_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,103 +54,6 @@ class Layout:
         return found
 
 
-class Gather(Protocol):
-    """Where the tokens of a split's sequences come from."""
-
-    @property
-    def lengths(self) -> NDArray[np.int32]:
-        """[sequences]: their tokens."""
-
-    @property
-    def ids(self) -> NDArray[Any] | None:
-        """[sequences]: each one's line of the sequence table; None: its own number."""
-
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
-        """Write these sequences one after the other into `tokens` and, where given, `labels`.
-
-        Returns the targets of each.
-        """
-
-    @property
-    def is_weighted(self) -> bool:
-        """Whether the tokens have weights, some of which are not 1."""
-
-    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        """An extra column of these sequences: [sequences], or the values of all their tokens."""
-
-
-@dataclass(frozen=True)
-class StoreGather:
-    """Sequences as elements of a binary array over the mapped token store."""
-
-    binary: pa.Array
-    elements: NDArray[np.int32]
-    """[sequences]: the element that holds each."""
-    lengths: NDArray[np.int32]
-    ids: NDArray[Any] | None
-    """[sequences]: each one's line of the sequence table; None: its own number."""
-    weights: pa.Array | None = None
-    """The weights of the tokens, in elements like theirs."""
-    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Sequence-level columns, [sequences] each."""
-    cut: bool = False
-    """Fragments, of which all but the first token is trained, whatever the store says."""
-
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
-        values = self.values(sequences)
-        lengths = self.lengths[sequences]
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        # Ten times as fast as np.where: all ones where trained, and -1 - t is ~t.
-        trained = values >> 31
-        found = values ^ trained
-        tokens[:] = found
-        if self.cut:  # elsewhere than in the store, so the starts marked there are not these
-            trained[:] = -1
-            trained[starts] = 0
-        if labels is not None:
-            found -= IGNORE_INDEX
-            found &= trained
-            found += IGNORE_INDEX
-            labels[:] = found
-        counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
-        return counts
-
-    def values(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
-        """The stored tokens of these sequences, one after the other."""
-        return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
-
-    @property
-    def is_weighted(self) -> bool:
-        return self.weights is not None
-
-    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        if name in self.extras:
-            column: NDArray[Any] = self.extras[name][sequences]
-            return column
-        found: NDArray[np.float32] = np.frombuffer(self._taken(self.weights, sequences), dtype="<f4").copy()
-        found[found == 0] = 1  # the record gives none
-        trained = self.values(sequences) < 0
-        if self.cut:  # as in `fill`
-            lengths = self.lengths[sequences]
-            trained[:] = True
-            trained[np.cumsum(lengths, dtype=np.int64) - lengths] = False
-        found[~trained] = 0
-        return found
-
-    def _taken(self, binary: pa.Array, sequences: NDArray[Any]) -> pa.Buffer:
-        import pyarrow as pa
-
-        elements = self.elements[sequences]
-        indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
-        taken = binary.take(indexes)
-        tokens = int(self.lengths[sequences].sum(dtype=np.int64))
-        return taken.buffers()[2].slice(0, tokens * 4)
-
-
 def cut_shards(plan: PackPlan, lengths: NDArray[np.int32], layout: Layout) -> list[list[tuple[int, int]]]:
     """Packs [start, stop) of each record batch, by shard: filled in order up to the two limits."""
     id_bytes = np.dtype(layout.id_type).itemsize
@@ -182,14 +85,8 @@ def write_shard(
     gather: Gather,
     layout: Layout,
     report: Callable[[int], None],
-    *,
-    ahead: bool,
 ) -> ShardInfo:
-    """Write one shard; `report` gets the tokens of each batch as it is done.
-
-    `ahead`: a batch is gathered while the one before it is written (half of the time each, and twice the
-    memory: for when no other shard is written at the same time).
-    """
+    """Write one shard; `report` gets the tokens of each batch as it is done."""
     import pyarrow as pa
 
     schema = shard_schema(layout.id_type, labels=layout.labels, extras=layout.extras)
@@ -201,9 +98,12 @@ def write_shard(
 
         def gathered() -> Iterator[tuple[pa.RecordBatch, int]]:
             waiting: deque[Future[tuple[pa.RecordBatch, int]]] = deque()
-            for start, stop in batches:
-                waiting.append(gatherer.submit(_batch, start, stop, plan, gather, layout, schema))
-                if len(waiting) > ahead:
+            spare = [_Buffers.for_batches(batches, plan, gather, layout) for _ in batches[:2]]
+            for number, (start, stop) in enumerate(batches):
+                # Those of the batch before the last, which is written by now.
+                buffers = spare[number % 2]
+                waiting.append(gatherer.submit(_batch, start, stop, plan, gather, layout, schema, buffers))
+                if len(waiting) == 2:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -228,10 +128,34 @@ def write_shard(
     )
 
 
+class _Buffers(NamedTuple):
+    """Memory for the tokens of a record batch."""
+
+    ids: NDArray[Any]
+    labels: NDArray[np.int32]
+
+    @classmethod
+    def for_batches(
+        cls, batches: list[tuple[int, int]], plan: PackPlan, gather: Gather, layout: Layout
+    ) -> _Buffers:
+        """As much as the largest of these batches takes."""
+        most = max(
+            int(gather.lengths[plan.order[plan.offsets[start] : plan.offsets[stop]]].sum(dtype=np.int64))
+            for start, stop in batches
+        )
+        return cls(np.empty(most, layout.id_type), np.empty(most if layout.labels else 0, np.int32))
+
+
 def _batch(
-    start: int, stop: int, plan: PackPlan, gather: Gather, layout: Layout, schema: pa.Schema
+    start: int,
+    stop: int,
+    plan: PackPlan,
+    gather: Gather,
+    layout: Layout,
+    schema: pa.Schema,
+    buffers: _Buffers,
 ) -> tuple[pa.RecordBatch, int]:
-    """Packs [start, stop) as a record batch, and how many tokens it has."""
+    """Packs [start, stop) as a record batch whose tokens lie in `buffers`, and how many those are."""
     import pyarrow as pa
 
     first = int(plan.offsets[start])
@@ -242,8 +166,7 @@ def _batch(
     np.cumsum(lengths, out=ends[1:])
     token_offsets = ends[sequence_offsets]
     total = int(ends[-1])
-    ids = np.empty(total, dtype=layout.id_type)
-    labels = np.empty(total if layout.labels else 0, dtype=np.int32)
+    ids, labels = buffers.ids[:total], buffers.labels[:total]
     counts = np.zeros(len(sequences), dtype=np.int64)
     for low, high in _slices(ends):
         mine = slice(int(ends[low]), int(ends[high]))
@@ -296,87 +219,3 @@ def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
     child = _flat(values)
     ends = pa.py_buffer(offsets.astype(np.int32))
     return pa.Array.from_buffers(pa.list_(child.type), len(offsets) - 1, [None, ends], children=[child])
-
-
-class DurableFile:
-    """A file under a temporary name: hashed as it is written, then fsynced and renamed, or removed."""
-
-    def __init__(self, folder: str, name: str) -> None:
-        import xxhash
-
-        self.folder = folder
-        self.path = os.path.join(folder, f".{name}.tmp")
-        self.size = 0
-        self.closed = False
-        self._digest = xxhash.xxh3_128()
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-
-    def __enter__(self) -> DurableFile:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-            self.closed = True
-        if os.path.exists(self.path):
-            os.remove(self.path)
-
-    def write(self, data: Any) -> int:
-        """Append; DiskFullError where there is no room."""
-        view = memoryview(data).cast("B")
-        self._digest.update(view)
-        self.size += len(view)
-        rest = view
-        try:
-            while len(rest):
-                rest = rest[os.write(self._descriptor, rest) :]
-        except OSError as error:
-            raise disk_full(error, self.path, len(rest)) from error
-        return len(view)
-
-    def flush(self) -> None:
-        """Part of the file protocol; every write goes straight through."""
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def tell(self) -> int:
-        return self.size
-
-    def close(self) -> None:
-        """Part of the file protocol; `commit` or the end of the `with` closes it."""
-
-    def commit(self, name: Callable[[str], str]) -> FileInfo:
-        """Put the complete file in its place, under the name that its checksum gives."""
-        checksum = f"xxh3:{self._digest.hexdigest()}"
-        try:
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise disk_full(error, self.path, self.size) from error
-        os.close(self._descriptor)
-        self.closed = True
-        final = name(checksum)
-        os.replace(self.path, os.path.join(self.folder, final))
-        return FileInfo(file=final, bytes=self.size, checksum=checksum)
-
-
-def write_bytes(folder: str, name: str, data: bytes) -> FileInfo:
-    """Write a small file whole."""
-    with DurableFile(folder, name.replace("/", "-")) as file:
-        file.write(data)
-        return file.commit(lambda checksum: name)
-
-
-def sync_folder(folder: str) -> None:
-    """Make renames in a folder last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -30,9 +30,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from padless.packer import write
+from padless.packer.durable import DurableFile, write_bytes
 from padless.packer.errors import DiskFullError
 from padless.packer.plan import PackPlan
-from padless.packer.write import DurableFile, Layout, cut_shards, write_bytes
+from padless.packer.write import Layout, cut_shards
 from padless.runtime.reader import PackedReader
 
 

@@ -8,7 +8,7 @@ between mappings, which no element ever reaches into.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,8 +56,12 @@ class Elements:
         elements = np.full(sequences, -1, dtype=np.int32)
         element = 0
         for segment in segments:
-            asked = segment.numbers >= 0
-            elements[segment.numbers[asked]] = (element + np.flatnonzero(asked)).astype(np.int32)
+            numbers = segment.numbers
+            places = np.arange(element, element + len(numbers), dtype=np.int32)
+            if int(numbers.min(initial=0)) < 0:
+                asked = numbers >= 0
+                numbers, places = numbers[asked], places[asked]
+            elements[numbers] = places
             element += len(segment.lengths) + 1  # and what lies between this segment and the next
         labels = None
         if segments and segments[0].labels is not None:
@@ -105,6 +109,11 @@ class FolderGather:
 
     def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
         raise KeyError(name)  # folders with further columns are refused before
+
+
+def renumbered(segments: Iterable[Segment], numbers: NDArray[np.int64]) -> list[Segment]:
+    """The segments with `numbers[n]` in place of each number n; -1 stays."""
+    return [s._replace(numbers=np.where(s.numbers < 0, -1, numbers[s.numbers])) for s in segments]
 
 
 def _address(array: NDArray[Any]) -> int:

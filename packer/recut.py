@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from padless.packer.errors import InputError
 from padless.packer.lines import DROPPED, EXCLUDED, FRAGMENT, LINE, NONE, TOO_LONG, TRUNCATED, WHOLE
-from padless.packer.tables import Piece
+from padless.packer.tables import LINES_PER_GROUP, Piece
 
 CUT_ANYWHERE = frozenset({"text", "tokenized"})
 """Formats whose records may end at any token; a chat is cut at the end of a turn."""
@@ -41,8 +41,8 @@ class Recut(NamedTuple):
     """The new lines, and where the tokens of each of their sequences are."""
 
     piece: Piece
-    stored: NDArray[np.int64]
-    """[lines]: the old line whose sequence it is, as it is; -1: none, or made anew."""
+    stored: NDArray[np.int64] | None
+    """[lines]: the old line whose sequence it is, as it is; -1: none, or made anew. None: nothing changes."""
     renewed: NDArray[np.int64]
     """Numbers of the records whose sequences are made anew from their old ones (see `Records`)."""
 
@@ -72,6 +72,8 @@ def recut(piece: Piece, policy: Policy, excluded: NDArray[np.bool_] | None = Non
     InputError where a fresh build's lines cannot be known, or a record is too long.
     """
     lines = piece.lines
+    if excluded is None and _are_settled(lines, policy.max_length):
+        return Recut(piece, None, np.zeros(0, dtype=np.int64))
     records = records_of(lines)
     at = records.first[:-1]
     status, reason = lines["status"][at], lines["reason"][at]
@@ -93,6 +95,16 @@ def recut(piece: Piece, policy: Policy, excluded: NDArray[np.bool_] | None = Non
             "build again from the sources"
         )
     return _with_changes(piece, records, policy, drop, out & ~(status == DROPPED), renew)
+
+
+def _are_settled(lines: NDArray[np.void], max_length: int) -> bool:
+    """Whether every record is one whole sequence of at most that length, or none whatever the length."""
+    for start in range(0, len(lines), LINES_PER_GROUP):
+        mine = lines[start : start + LINES_PER_GROUP]
+        whole = (mine["status"] == WHOLE) & (mine["part"] == 0) & (mine["length"] <= max_length)
+        if not (whole | (mine["status"] == DROPPED) & (mine["reason"] != TOO_LONG)).all():
+            return False
+    return True
 
 
 def _refuse_longer(policy: Policy, lost: NDArray[np.bool_]) -> None:
@@ -169,7 +181,7 @@ def _with_changes(
     old = np.flatnonzero(~np.repeat(changed, per_record))
     stored = np.where(piece.lines["length"][old] > 0, old, -1)
     if not changed.any():
-        return Recut(piece, stored, np.zeros(0, dtype=np.int64))
+        return Recut(piece, None, np.zeros(0, dtype=np.int64))
     gone = np.flatnonzero(drop | out)
     dropped = np.zeros(len(gone), dtype=LINE)
     dropped["status"] = DROPPED

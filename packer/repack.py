@@ -26,6 +26,7 @@ from padless.packer.folder_tokens import (
     Segment,
     copied_segments,
     make_anew,
+    renumbered,
     stored_segments,
 )
 from padless.packer.output import check_output
@@ -49,7 +50,6 @@ from padless.packer.tokenizer_files import TokenizerFiles
 from padless.runtime.format import (
     FileInfo,
     Manifest,
-    ShardInfo,
     TableInfo,
     check_file,
 )
@@ -208,12 +208,16 @@ class _Repack(Build):
         for folder, splits in zip(self.asked.folders, self.folders, strict=True):
             manifest = splits[name]
             reader = PackedReader(Path(folder) / name)
-            unchanged = [hashing.submit(_check, reader, file) for file in manifest.files]
+            unchanged = [hashing.submit(reader.check_shard, n) for n in range(len(manifest.shards))]
+            others: list[FileInfo | TableInfo] = [*manifest.sequence_tables, *manifest.tokenizer_files]
+            unchanged += [hashing.submit(_check, reader, file) for file in others]
             piece = read_table(reader, records, sources)
             cut = recut(piece, self._policy(reader, manifest, sources), self._is_excluded(piece))
             is_copy = manifest.options.get("compression") not in (None, "none")
             is_copy |= manifest.has_labels != has_labels
             is_copy |= next(c for c in manifest.columns if c.name == "input_ids").type != f"list<{id_type}>"
+            for check in unchanged:  # beside the table; a damaged file is not copied
+                check.result()
             stored = [
                 *(
                     copied_segments(reader, made, id_type, labels=has_labels)
@@ -221,17 +225,16 @@ class _Repack(Build):
                     else stored_segments(reader)
                 )
             ]
-            for check in unchanged:  # beside the table and the batches; a damaged file is not copied
-                check.result()
-            new_line = np.full(len(piece.lines), -1, dtype=np.int64)
-            known = np.flatnonzero(cut.stored >= 0)
-            new_line[cut.stored[known]] = known
             if len(cut.renewed):
                 old = Elements.lay(stored, len(piece.lines))
                 make_anew(made, old, piece.lines, records_of(piece.lines), cut)
-            for segment in [*(s._replace(numbers=new_line[s.numbers]) for s in stored), *made.segments()]:
-                numbers = np.where(segment.numbers < 0, -1, segment.numbers + lines)
-                segments.append(segment._replace(numbers=numbers))
+            if cut.stored is not None:
+                new_line = np.full(len(piece.lines), -1, dtype=np.int64)
+                known = np.flatnonzero(cut.stored >= 0)
+                new_line[cut.stored[known]] = known
+                stored = renumbered(stored, new_line)
+            stored += made.segments()
+            segments += renumbered(stored, lines + np.arange(len(cut.piece.lines))) if lines else stored
             pieces.append(cut.piece)
             lines += len(cut.piece.lines)
             records += sum(part.statistics["records"]["in"] for part in splits.values())
@@ -274,7 +277,7 @@ class _Repack(Build):
         )
 
 
-def _check(reader: PackedReader, file: FileInfo | ShardInfo | TableInfo) -> None:
+def _check(reader: PackedReader, file: FileInfo | TableInfo) -> None:
     check_file(reader.path / file.file, file.bytes, file.checksum)
 
 

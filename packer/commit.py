@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from padless.packer.durable import sync_folder, write_bytes
+from padless.packer.extra_columns import GROUP
 from padless.packer.gather import Gather
 from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
@@ -119,7 +120,11 @@ def write_rest(
         largest_id=facts.largest_id,
         chat_template_checksum=facts.template_checksum,
         columns=columns,
-        options={**facts.options, "packed_with": strategy},
+        options={
+            **facts.options,
+            "packed_with": strategy,
+            **({"grouped_by": GROUP} if GROUP in lines.extras else {}),
+        },
         sources=tuple(
             replace(s, records=records)
             for s, records in zip(facts.sources, lines.records_by_source, strict=True)
@@ -134,6 +139,12 @@ def write_rest(
     write_bytes(folder, MANIFEST, manifest.to_json())
     sync_folder(folder)
     return manifest
+
+
+def _planned(lines: SplitLines, strategy: str) -> dict[str, Any]:
+    """Options that are each split's own."""
+    grouped = {"grouped_by": GROUP} if GROUP in lines.extras else {}
+    return {"packed_with": strategy, **grouped}
 
 
 def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from padless.runtime.format import (
     read_manifest,
 )
 
-KNOWN_LATER = frozenset({"formats", "packed_with"})
+KNOWN_LATER = frozenset({"formats", "packed_with", "grouped_by"})
 """Recorded options that follow from the sources and the others."""
 MOST_SPLITS = 256
 """What the lines of a build can number."""

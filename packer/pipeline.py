@@ -19,7 +19,7 @@ from padless.packer.commit import Beside, Facts, write_beside, write_rest, write
 from padless.packer.config import PackConfig
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
-from padless.packer.extra_columns import extra_columns
+from padless.packer.extra_columns import extra_columns, groups_of
 from padless.packer.fragments import cut, joined_lengths
 from padless.packer.gather import Gather
 from padless.packer.identity import Identity
@@ -253,6 +253,7 @@ class Build:
                 # Evaluation takes every pack once, on however many ranks.
                 packs_multiple=1 if is_for_evaluation(name) else self.config.packs_multiple,
                 plan_window=self.config.plan_window,
+                groups=groups_of(split.extras, len(split.lengths)),
             )
             if strategy in CUTS:
                 assert store is not None, "repack refuses strategies that cut"

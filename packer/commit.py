@@ -18,7 +18,7 @@ from padless.packer.plan import PackPlan, lower_bound, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Layout, cut_shards, write_shard
+from padless.packer.write import Layout, cut_shards, spare_buffers, write_shard
 from padless.runtime.format import (
     MANIFEST,
     ColumnInfo,
@@ -62,7 +62,8 @@ def write_shards(
     cuts = cut_shards(plan, lines.lengths, layout)
     before = set(os.listdir(folder))
     writers = min(workers, max(len(cuts), 1))
-    write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report)
+    spare = spare_buffers(cuts, plan, lines.lengths, layout, writers)
+    write = partial(write_shard, plan=plan, gather=gather, layout=layout, spare=spare, report=report)
     with ThreadPoolExecutor(writers) as pool:
         futures = [pool.submit(write, folder, number, batches) for number, batches in enumerate(cuts)]
         try:
@@ -180,6 +181,9 @@ def _dataset_info(columns: tuple[ColumnInfo, ...]) -> dict[str, Any]:
     """Features for datasets 2 to 5: lists are spelled `Sequence`, which all of them read."""
 
     def feature(kind: str) -> dict[str, Any]:
+        if kind.startswith("fixed_size_list<"):
+            inner, length = kind[16:-1].split(", ")
+            return {"feature": feature(inner), "length": int(length), "_type": "Sequence"}
         if kind.startswith("list<"):
             return {"feature": feature(kind[5:-1]), "_type": "Sequence"}
         return {"dtype": kind, "_type": "Value"}

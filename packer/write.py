@@ -1,16 +1,18 @@
 """A plan and the tokens of its sequences to shards, at memory speed.
 
 A record batch is gathered while the one before it is written, and their arrays are used again: touching
-fresh memory costs more than filling it. The price is two batches in memory for each shard that is being
-written. A shard gets its final name, which carries its checksum, when it is complete and on the disk.
+fresh memory costs more than filling it. The price is a batch in memory for each shard that is being written,
+and one. A shard gets its final name, which carries its checksum, when it is complete and on the disk.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -45,13 +47,19 @@ class Layout:
         token = np.dtype(self.id_type).itemsize + (4 if self.labels else 0)
         sequence = 12
         for column in self.extras:
-            size = np.dtype(column.type[5:-1]).itemsize  # list<float32>
+            size = _value_bytes(column.type)
             if column.level == "token":
                 token += size
             else:
                 sequence += size
         found: NDArray[np.int64] = tokens * token + sequences * sequence + 36
         return found
+
+
+def _value_bytes(kind: str) -> int:
+    """`list<float32>` -> 4, `list<fixed_size_list<float32, 8>>` -> 32."""
+    inner, _, count = kind[5:-1].removeprefix("fixed_size_list<").removesuffix(">").partition(", ")
+    return np.dtype(inner).itemsize * int(count or 1)
 
 
 def cut_shards(plan: PackPlan, lengths: NDArray[np.int32], layout: Layout) -> list[list[tuple[int, int]]]:
@@ -84,9 +92,13 @@ def write_shard(
     plan: PackPlan,
     gather: Gather,
     layout: Layout,
+    spare: SimpleQueue[Buffers],
     report: Callable[[int], None],
 ) -> ShardInfo:
-    """Write one shard; `report` gets the tokens of each batch as it is done."""
+    """Write one shard; `report` gets the tokens of each batch as it is done.
+
+    A batch is gathered as soon as there are `spare` buffers, which all writers share.
+    """
     import pyarrow as pa
 
     schema = shard_schema(layout.id_type, labels=layout.labels, extras=layout.extras)
@@ -96,23 +108,35 @@ def write_shard(
     tokens = 0
     with DurableFile(folder, f"shard-{number:05d}") as file, ThreadPoolExecutor(1) as gatherer:
 
-        def gathered() -> Iterator[tuple[pa.RecordBatch, int]]:
-            waiting: deque[Future[tuple[pa.RecordBatch, int]]] = deque()
-            spare = [_Buffers.for_batches(batches, plan, gather, layout) for _ in batches[:2]]
-            for number, (start, stop) in enumerate(batches):
-                # Those of the batch before the last, which is written by now.
-                buffers = spare[number % 2]
-                waiting.append(gatherer.submit(_batch, start, stop, plan, gather, layout, schema, buffers))
-                if len(waiting) == 2:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+        def gather_one(start: int, stop: int) -> tuple[pa.RecordBatch, int, Buffers]:
+            buffers = spare.get()
+            try:
+                return (*_batch(start, stop, plan, gather, layout, schema, buffers), buffers)
+            except BaseException:
+                spare.put(buffers)
+                raise
 
-        with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as stream:
-            for batch, count in gathered():
+        def gathered() -> Generator[tuple[pa.RecordBatch, int], None, None]:
+            waiting: deque[Future[tuple[pa.RecordBatch, int, Buffers]]] = deque()
+            try:
+                for number, pack in enumerate(batches):
+                    waiting.append(gatherer.submit(gather_one, *pack))
+                    if number:
+                        yield waiting[0].result()[:2]
+                        spare.put(waiting.popleft().result()[2])
+                yield waiting[0].result()[:2]
+            finally:  # also where the disk is full: other shards would wait for them for ever
+                for future in waiting:
+                    if future.exception() is None:
+                        spare.put(future.result()[2])
+
+        with (
+            pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as stream,
+            closing(gathered()) as ready,
+        ):
+            for batch, count in ready:
                 places.append((max(file.size, begin), batch.num_rows))
                 stream.write_batch(batch)
-                del batch
                 tokens += count
                 report(count)
         info = file.commit(lambda checksum: f"shard-{number:05d}-{checksum[5:13]}.arrow")
@@ -128,22 +152,34 @@ def write_shard(
     )
 
 
-class _Buffers(NamedTuple):
+class Buffers(NamedTuple):
     """Memory for the tokens of a record batch."""
 
     ids: NDArray[Any]
     labels: NDArray[np.int32]
 
-    @classmethod
-    def for_batches(
-        cls, batches: list[tuple[int, int]], plan: PackPlan, gather: Gather, layout: Layout
-    ) -> _Buffers:
-        """As much as the largest of these batches takes."""
-        most = max(
-            int(gather.lengths[plan.order[plan.offsets[start] : plan.offsets[stop]]].sum(dtype=np.int64))
+
+def spare_buffers(
+    shards: list[list[tuple[int, int]]],
+    plan: PackPlan,
+    lengths: NDArray[np.int32],
+    layout: Layout,
+    writers: int,
+) -> SimpleQueue[Buffers]:
+    """One more than there are writers, for the largest record batch of these."""
+    most = max(
+        (
+            int(lengths[plan.order[plan.offsets[start] : plan.offsets[stop]]].sum(dtype=np.int64))
+            for batches in shards
             for start, stop in batches
-        )
-        return cls(np.empty(most, layout.id_type), np.empty(most if layout.labels else 0, np.int32))
+        ),
+        default=0,
+    )
+    spare: SimpleQueue[Buffers] = SimpleQueue()
+    for _ in range(min(writers, len(shards)) + 1):
+        labels = np.empty(most if layout.labels else 0, np.int32)
+        spare.put(Buffers(np.empty(most, layout.id_type), labels))
+    return spare
 
 
 def _batch(
@@ -153,7 +189,7 @@ def _batch(
     gather: Gather,
     layout: Layout,
     schema: pa.Schema,
-    buffers: _Buffers,
+    buffers: Buffers,
 ) -> tuple[pa.RecordBatch, int]:
     """Packs [start, stop) as a record batch whose tokens lie in `buffers`, and how many those are."""
     import pyarrow as pa
@@ -216,6 +252,8 @@ def _flat(values: NDArray[Any]) -> pa.Array:
 def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
     import pyarrow as pa
 
-    child = _flat(values)
+    child = _flat(values.reshape(-1))
+    if values.ndim == 2:
+        child = pa.FixedSizeListArray.from_arrays(child, values.shape[1])
     ends = pa.py_buffer(offsets.astype(np.int32))
     return pa.Array.from_buffers(pa.list_(child.type), len(offsets) - 1, [None, ends], children=[child])

@@ -106,7 +106,7 @@ def write_shard(
     begin = schema.serialize().size  # the schema is written together with the first batch
     places: list[tuple[int, int]] = []
     tokens = 0
-    with DurableFile(folder, f"shard-{number:05d}") as file, ThreadPoolExecutor(1) as gatherer:
+    with DurableFile(folder, f"shard-{number:05d}", direct=True) as file, ThreadPoolExecutor(1) as gatherer:
 
         def gather_one(start: int, stop: int) -> tuple[pa.RecordBatch, int, Buffers]:
             buffers = spare.get()

@@ -7,7 +7,6 @@ no folder, nor are the ends of a chat's turns), the change is refused with the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,38 +14,9 @@ from numpy.typing import NDArray
 
 from padless.packer.errors import InputError
 from padless.packer.lines import DROPPED, EXCLUDED, FRAGMENT, LINE, NONE, TOO_LONG, TRUNCATED, WHOLE
-from padless.packer.strategies.constraints import padded_lengths
+from padless.packer.recut_apart import are_apart, close_up, gone_of_apart
+from padless.packer.recut_policy import CUT_ANYWHERE, Policy, Records, records_of, refuse, refuse_longer
 from padless.packer.tables import LINES_PER_GROUP, Piece
-
-CUT_ANYWHERE = frozenset({"text", "tokenized"})
-"""Formats whose records may end at any token; a chat is cut at the end of a turn."""
-BUILD_AGAIN = "build again from the sources"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What a folder was built with, and what is asked for now."""
-
-    where: str
-    """The folder, for messages."""
-    max_length: int
-    overflow: str
-    old_max_length: int
-    old_overflow: str
-    formats: tuple[str, ...]
-    """Of each source, counted as in `Piece.source`."""
-    empty_replies: int
-    """Records with an empty reply; which ones they are, no folder says."""
-    by_turn: bool
-    """Whether chats gave a sequence for each turn (`expand_turns`), which are never joined."""
-    align: int
-    old_align: int
-    was_cut: bool
-    """Whether its sequences were cut where packs ended."""
-    joins: bool
-    """Whether they will be, so that fragments of a record are one sequence until then."""
-    is_paired: NDArray[np.bool_] | None
-    """[lines]: which sequences are one of a pair, to be kept or dropped as one; None: none."""
 
 
 class Recut(NamedTuple):
@@ -59,24 +29,6 @@ class Recut(NamedTuple):
     """[lines]: the old line that each is, or the first one of its record."""
     renewed: NDArray[np.int64]
     """Numbers of the records whose sequences are made anew from their old ones (see `Records`)."""
-
-
-class Records(NamedTuple):
-    """Lines by record: record r has the lines `first[r]` to `first[r + 1]`."""
-
-    first: NDArray[np.int64]
-    have: NDArray[np.int64]
-    """Tokens of each record in the folder."""
-    full: NDArray[np.int64]
-    """Tokens that the tokenizer gave."""
-
-
-def records_of(lines: NDArray[np.void]) -> Records:
-    """The lines' records; every first part begins one."""
-    first = np.append(np.flatnonzero(lines["part"] == 0), len(lines))
-    ends = np.concatenate([[0], np.cumsum(lines["length"], dtype=np.int64)])
-    have = ends[first[1:]] - ends[first[:-1]]
-    return Records(first, have, have + lines["cut"][first[:-1]])
 
 
 def recut(piece: Piece, policy: Policy, excluded: NDArray[np.bool_] | None = None) -> Recut:
@@ -95,19 +47,19 @@ def recut(piece: Piece, policy: Policy, excluded: NDArray[np.bool_] | None = Non
     faulty = (status == DROPPED) & (reason != TOO_LONG)
     same = policy.max_length == policy.old_max_length and policy.overflow == policy.old_overflow
     lossy = (records.have < records.full) & ~faulty & ~out
-    apart = _apart(piece, policy)
+    apart = are_apart(piece, policy)
     over = (records.full > policy.max_length) & ~faulty & ~out & ~apart
     drop = np.zeros(len(at), dtype=np.bool_)
     renew = (status != DROPPED) & (np.diff(records.first) > 1) & ~apart & ~out
     gone = np.zeros(len(lines), dtype=np.bool_)
     if not same:
-        _refuse_longer(policy, lossy & ~over & ~apart)
+        refuse_longer(policy, lossy & ~over & ~apart)
         drop, cut = _overflowing(policy, piece, records, over, status)
         renew = (renew & ~over) | cut
     elif not (policy.was_cut or policy.joins):
         renew[:] = False  # they are cut as they should be
     if apart.any():
-        gone = _gone_of_apart(policy, piece, records, apart & ~out, lossy)
+        gone = gone_of_apart(policy, piece, records, apart & ~out, lossy)
         whole = np.logical_and.reduceat(gone | (lines["length"] == 0), at) & (records.have > 0)
         drop |= whole
         gone &= ~np.repeat(whole, np.diff(records.first))
@@ -124,52 +76,6 @@ def _unchanged(piece: Piece) -> Recut:
     return Recut(piece, None, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
-def _apart(piece: Piece, policy: Policy) -> NDArray[np.bool_]:
-    """[records]: whose parts are answers or turns, each a sequence of its own."""
-    of_pairs = np.array([policy.by_turn or name == "preference" for name in policy.formats], dtype=np.bool_)
-    found: NDArray[np.bool_] = of_pairs[piece.source[piece.lines["part"] == 0]]
-    return found
-
-
-def _gone_of_apart(
-    policy: Policy,
-    piece: Piece,
-    records: Records,
-    apart: NDArray[np.bool_],
-    lossy: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """[lines]: the answers and turns that go for their length; InputError where that is no choice.
-
-    A pair goes as one, and where it fits no pack together; of turns those go that do not fit.
-    """
-    lines, at, limit = piece.lines, records.first[:-1], policy.max_length
-    per_record = np.diff(records.first)
-    paired = np.zeros(len(lines), dtype=np.bool_) if policy.is_paired is None else policy.is_paired
-    longer = limit > policy.old_max_length or (paired.any() and policy.align < policy.old_align)
-    too_long = lossy & apart & (lines["reason"][at] == TOO_LONG)
-    if longer:
-        _refuse_longer(policy, too_long)
-    if policy.old_overflow == "truncate" and (limit, policy.overflow) != (policy.old_max_length, "truncate"):
-        _refuse(
-            too_long, policy.where, f"they were truncated at {policy.old_max_length:,} tokens: {BUILD_AGAIN}"
-        )
-    gone = (lines["length"] > limit) & np.repeat(apart, per_record)
-    padded = np.where(paired, padded_lengths(lines["length"], policy.align), 0)
-    together = np.add.reduceat(padded, at, dtype=np.int64)
-    torn = np.logical_or.reduceat(gone & paired, at) | (together > limit)
-    gone |= np.repeat(torn & apart, per_record) & paired
-    if gone.any() and policy.overflow != "drop":
-        number = int(np.flatnonzero(gone)[0])
-        raise InputError(
-            f"{policy.where}: {int(gone.sum()):,} answers or turns fit no pack of {limit:,} tokens (pairs "
-            f"together; the first is of record {int(piece.record[number]):,}): raise --max-length, or choose "
-            "--overflow drop"
-        )
-    mixed = np.logical_or.reduceat(gone, at) & lossy & (lines["reason"][at] != TOO_LONG)
-    _refuse(mixed, policy.where, f"other turns of theirs were dropped for other reasons: {BUILD_AGAIN}")
-    return gone
-
-
 def _are_settled(lines: NDArray[np.void], max_length: int) -> bool:
     """Whether every record is one whole sequence of at most that length, or none whatever the length."""
     for start in range(0, len(lines), LINES_PER_GROUP):
@@ -178,15 +84,6 @@ def _are_settled(lines: NDArray[np.void], max_length: int) -> bool:
         if not (whole | (mine["status"] == DROPPED) & (mine["reason"] != TOO_LONG)).all():
             return False
     return True
-
-
-def _refuse_longer(policy: Policy, lost: NDArray[np.bool_]) -> None:
-    if lost.any():
-        raise InputError(
-            f"{policy.where}: {int(lost.sum()):,} records were cut or dropped for max_length "
-            f"{policy.old_max_length:,} and would fit into {policy.max_length:,}, but their tokens are in no "
-            "folder: build once at the longest length you will want, then repack down"
-        )
 
 
 def _overflowing(
@@ -216,12 +113,12 @@ def _overflowing(
         targets = ends[records.first[1:]] - ends[records.first[:-1]]
         # Every part's first token is untrained; nothing else may be.
         masked = targets != records.have - np.diff(records.first)
-        _refuse(over & (records.have < records.full), more, "some of their tokens are in no folder")
-        _refuse(over & masked, more, "they have a loss mask, and a fragment would begin in its middle")
+        refuse(over & (records.have < records.full), more, "some of their tokens are in no folder")
+        refuse(over & masked, more, "they have a loss mask, and a fragment would begin in its middle")
         return none, over
     source = piece.source[records.first[:-1]]
     chat = np.array([name not in CUT_ANYWHERE for name in policy.formats], dtype=np.bool_)[source]
-    _refuse(
+    refuse(
         over & chat,
         more,
         "a chat is cut at the end of a turn, and where its turns end is in no packed folder; choose "
@@ -229,15 +126,10 @@ def _overflowing(
     )
     # No target within the old length: none within a shorter one.
     stays = (status == DROPPED) & (policy.old_overflow == "truncate") & (limit <= policy.old_max_length)
-    _refuse(
+    refuse(
         over & ~known & ~stays, more, "tokens that would stay are in no folder: build again from the sources"
     )
     return over & stays, over & ~stays
-
-
-def _refuse(which: NDArray[np.bool_], more: str, why: str) -> None:
-    if which.any():
-        raise InputError(f"{more}; {int(which.sum()):,} of the records cannot be repacked: {why}")
 
 
 def _with_changes(
@@ -271,7 +163,7 @@ def _with_changes(
     left = piece.lines[old]
     if gone.any():
         lost = np.bincount(record_of_line, weights=np.where(gone, piece.lines["length"], 0))
-        _close_up(left, record[: len(old)], lost.astype(np.int64), records)
+        close_up(left, record[: len(old)], lost.astype(np.int64), records)
     lines = np.concatenate([left, dropped, made])
     order = np.lexsort((lines["part"], record))
     at = records.first[record[order]]
@@ -279,22 +171,6 @@ def _with_changes(
     nowhere = np.full(len(leaving) + len(made), -1)
     origin = np.concatenate([old, records.first[leaving], records.first[of]])
     return Recut(found, np.concatenate([stored, nowhere])[order], origin[order], renewed)
-
-
-def _close_up(
-    left: NDArray[np.void], record: NDArray[np.int64], lost: NDArray[np.int64], records: Records
-) -> None:
-    """Number the parts that are left of records that lost some, and count what is lost on the first."""
-    first = np.append(True, record[1:] != record[:-1])[: len(record)]
-    begins = np.flatnonzero(first)
-    part = np.arange(len(record)) - np.repeat(begins, np.diff(np.append(begins, len(record))))
-    touched = lost[record] > 0
-    left["part"] = np.where(touched, part, left["part"])
-    before = (records.full - records.have)[record]
-    left["cut"] = np.where(touched & first, before + lost[record], left["cut"])
-    short = touched & first & (left["status"] == WHOLE)
-    left["status"][short] = TRUNCATED
-    left["reason"][touched & first] = TOO_LONG
 
 
 def _renewed(

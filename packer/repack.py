@@ -11,7 +11,7 @@ import gc
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from padless.packer.made_anew import MadeAnew, make_anew
 from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
 from padless.packer.plan import PackPlan
-from padless.packer.recut import Policy, records_of, recut
+from padless.packer.recut import recut
+from padless.packer.recut_policy import Policy, records_of
 from padless.packer.repack_config import (
-    NOT_PLANNED,
     PLANNING,
     RepackConfig,
     check_alike,
@@ -63,52 +63,15 @@ def repack(config: RepackConfig) -> BuildResult:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _Repack(config).run_repack()
+        return Repack(config).run_repack()
     finally:
         if collecting:
             gc.enable()
 
 
-def plan_only(config: RepackConfig, name: str) -> list[Path]:
-    """Write `plans/NAME.parquet` into each split of the one folder; the files.
+class Repack(Build):
+    """One run over some folders."""
 
-    A plan holds the sequences as they are: none is joined, cut or left out. Raises InputError for wrong
-    use, for a sequence over the length, and for a plan that is there unless `force` is set.
-    """
-    from padless.packer.plan_file import check_name, write_plan
-
-    if len(config.folders) != 1 or config.exclude or config.output:
-        raise InputError("--plan-only takes one packed folder, and neither --output nor --exclude")
-    unused = [option for option in NOT_PLANNED if getattr(config, option) is not None]
-    if unused:
-        raise InputError(
-            f"--plan-only takes the sequences as they are: leave --{unused[0].replace('_', '-')} out, or "
-            "write the packs anew with --output"
-        )
-    folder = config.folders[0]
-    check_name(name)
-    work = _Repack(replace(config, output=folder))
-    readers = [PackedReader(Path(folder) / split) for split in work.splits]
-    paths = [reader.path / "plans" / f"{name}.parquet" for reader in readers]
-    there = next((path for path in paths if path.exists()), None)
-    if there is not None and not config.force:
-        raise InputError(f"{there} is there already: give another name, or --force to replace it")
-    lengths = [reader.sequence_columns("length")["length"] for reader in readers]
-    kept = [np.flatnonzero(column) for column in lengths]
-    extras = [
-        {
-            name: column[lines]
-            for name, column in sequence_columns(reader, work.extras, len(length), 0).items()
-        }
-        for reader, length, lines in zip(readers, lengths, kept, strict=True)
-    ]
-    plans = work.plans_of([column[lines] for column, lines in zip(lengths, kept, strict=True)], extras)
-    for reader, path, lines, plan, split in zip(readers, paths, kept, plans, work.splits, strict=True):
-        write_plan(path, plan, lines, reader.manifest, work.constraints(split))
-    return paths
-
-
-class _Repack(Build):
     def __init__(self, config: RepackConfig) -> None:
         if not config.folders:
             raise InputError("no packed folder given: name at least one")

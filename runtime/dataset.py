@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Sampler
@@ -34,6 +35,21 @@ class PackedDataset(Dataset[Pack]):
 
     def __getitem__(self, index: int) -> Pack:
         return self.reader[index]
+
+    @property
+    def path(self) -> Path:
+        """The packed folder."""
+        return self.reader.path
+
+    def to_hf(self) -> Any:
+        """The same packs as a `datasets.Dataset`, memory-mapped; raises StreamError by a plan."""
+        from datasets import load_from_disk
+
+        if self.reader.plan is not None:
+            raise StreamError(
+                "a datasets.Dataset has the packs as they are stored, not by a plan; repack them"
+            )
+        return load_from_disk(str(self.reader.path))
 
 
 class PackBatchSampler(Sampler[list[int]]):

@@ -59,6 +59,8 @@ def is_allowed(name: str, inside: bool, file: str) -> bool:
         return is_below(name, "padless.runtime", "padless.kernels")
     if is_below(name, "padless.packer", *CONTRACT):
         return True
+    if file == "packer/quick.py":  # what it is for is to give one of these; torch comes when it is called
+        return name == "padless.runtime.dataset.PackedDataset"
     return file == "packer/verify.py" and inside and is_below(name, "padless.runtime")
 
 

@@ -369,19 +369,31 @@ def repack(
 
 @app.command()
 def report(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
+    folders: Annotated[
+        list[Path], Argument(metavar="DIR [DIR2]", help="A packed folder; with a second one, both compared.")
+    ],
     split: Split = None,
     plan: Plan = None,
+    model: Annotated[
+        Path | None, Option(metavar="CONFIG", help="A model's config.json: weighs padding by its FLOPs.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Padding utilization: the packs against naive batching and the bound."""
-    from padless.packer.report import build_report, print_report
+    from padless.packer.cost import read_cost
+    from padless.packer.report import build_report
+    from padless.packer.report_view import print_comparison, print_report
 
-    found = build_report(folder, split=split, plan=plan)
+    if len(folders) > 2:
+        raise InputError(f"report compares two folders, {len(folders)} were given")
+    cost = read_cost(model) if model is not None else None
+    found = [build_report(folder, split=split, plan=plan, model=cost) for folder in folders]
     if as_json:
-        _print_json(found)
+        _print_json(found[0] if len(found) == 1 else {"reports": found})
+    elif len(found) == 1:
+        print_report(found[0], _wrapping())
     else:
-        print_report(found, _wrapping())
+        print_comparison(found, _wrapping())
 
 
 @app.command()

@@ -35,6 +35,7 @@ from padless.runtime.format import (
     parse_type,
     sequence_table_schema,
 )
+from padless.runtime.order import attention_costs, predicted_idle
 from padless.runtime.plans import (
     PLAN_METADATA,
     Plan,
@@ -50,8 +51,10 @@ __all__ = [
     "Pack",
     "PackBatch",
     "PackedReader",
+    "attention_costs",
     "column_to_numpy",
     "columns_hash",
+    "predicted_idle",
     "tables_hash",
 ]
 
@@ -184,27 +187,40 @@ class PackedReader:
 
         Raises ForeignFileError where a part is not as the format says, and what a bad file raises.
         """
-        import pyarrow.parquet as pq
-
         schema = sequence_table_schema()
         names = list(columns) if columns is not None else schema.names
+        parts = list(self.sequence_lines(names, lines=2**30))
         schema = pa.schema([schema.field(name) for name in names])
-        parts = []
+        return pa.concat_tables(parts) if parts else schema.empty_table()
+
+    def sequence_lines(self, columns: Sequence[str], *, lines: int = 2**18) -> Iterator[pa.Table]:
+        """The sequence table in order, at most so many `lines` at a time: for tables larger than memory.
+
+        Raises as `sequence_table` does, a wrong number of lines once they were read.
+        """
+        import pyarrow.parquet as pq
+
+        whole = sequence_table_schema()
+        schema = pa.schema([whole.field(name) for name in columns])
         for info in self.manifest.sequence_tables:
             path = self.path / info.file
             check_file(path, info.bytes)
+            found = 0
             try:
-                with pq.ParquetFile(path) as file:
-                    part = file.read(names)
-                    part.validate(full=True)
-                    parts.append(part.select(names).cast(schema))
+                with pq.ParquetFile(path, pre_buffer=False) as file:
+                    absent = [name for name in columns if name not in file.schema_arrow.names]
+                    if absent:
+                        raise KeyError(absent[0])
+                    for batch in file.iter_batches(min(lines, max(info.lines, 1)), columns=list(columns)):
+                        batch.validate(full=True)
+                        found += batch.num_rows
+                        yield pa.Table.from_batches([batch]).select(list(columns)).cast(schema)
             except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
                 raise ForeignFileError(f"{path} is no sequence table ({problem}); {_WAY_OUT}") from None
-            if part.num_rows != info.lines:
+            if found != info.lines:
                 raise ForeignFileError(
-                    f"{path} has {part.num_rows} lines, the manifest says {info.lines}; {_WAY_OUT}"
+                    f"{path} has {found} lines, the manifest says {info.lines}; {_WAY_OUT}"
                 )
-        return pa.concat_tables(parts) if parts else schema.empty_table()
 
     def sequence_columns(self, *names: str) -> dict[str, Array]:
         """Columns of the sequence table as arrays: numbers (-1 for null) or strings (None)."""

@@ -377,6 +377,9 @@ def report(
     model: Annotated[
         Path | None, Option(metavar="CONFIG", help="A model's config.json: weighs padding by its FLOPs.")
     ] = None,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the report as one page that needs nothing else.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Padding utilization: the packs against naive batching and the bound."""
@@ -388,8 +391,15 @@ def report(
         raise InputError(f"report compares two folders, {len(folders)} were given")
     cost = read_cost(model) if model is not None else None
     found = [build_report(folder, split=split, plan=plan, model=cost) for folder in folders]
+    if html is not None:
+        from padless.packer.page import write_page
+        from padless.packer.report_page import comparison_page, report_page
+
+        write_page(html, report_page(found[0]) if len(found) == 1 else comparison_page(found))
     if as_json:
         _print_json(found[0] if len(found) == 1 else {"reports": found})
+    elif html is not None:
+        print(f"written to {html}")
     elif len(found) == 1:
         print_report(found[0], _wrapping())
     else:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from padless.packer.cost import ModelCost
+if TYPE_CHECKING:
+    from padless.packer.cost import ModelCost
 
 FLASH_ROWS = 128
 """Rows that FlashAttention-2's backward sets aside for each sequence beside its tokens."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from padless.packer.advice import FLASH_ROWS
 from padless.packer.identity import version_of
-from padless.packer.plan import PackPlan, lower_bound, plan_hash
+from padless.packer.plan import PackPlan, lower_bound, most_rows, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
@@ -149,6 +150,7 @@ def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts) -> dict[str, An
         "cut_tokens": sum(lines.cut_by_reason.values()),
         "cut_by_reason": lines.cut_by_reason,
         "empty_replies": lines.empty_replies,
+        "flash_attention_2_rows": most_rows(plan, lines.lengths, FLASH_ROWS),
     }
 
 

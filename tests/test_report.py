@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from building import build_arguments, pack, write_lines
 from packed import Folder, Seq, count_up, edit_manifest, write_folder, write_splits
 from rich.console import Console
 
@@ -142,3 +143,17 @@ def test_packs_that_flash_attention_2_cannot_take_backward_are_warned_of(tmp_pat
         assert report["flash_attention_2_backward"]["rows"] == 129 * sequences
         assert (129 * sequences * 64 * 128 >= 2**31) == warned
         assert any("FlashAttention-2" in warning for warning in report["warnings"]) == warned
+
+
+def test_a_builds_summary_warns_of_packs_that_flash_attention_2_cannot_take(tmp_path: Path) -> None:
+    rows = [{"text": f"{number}"} for number in range(2100)]
+    source = write_lines(tmp_path / "short.jsonl", rows)
+    common = ("--max-length", 131072, "--max-sequences-per-pack")
+    run = pack(*build_arguments(source, tmp_path / "many", *common, 2100))
+    assert run.code == 0, run.err
+    (line,) = [line for line in run.out.splitlines() if line.startswith("warning:")]
+    (warning,) = [
+        words for words in build_report(tmp_path / "many")["warnings"] if "FlashAttention-2" in words
+    ]
+    assert line == f"warning: {warning}"
+    assert "warning" not in pack(*build_arguments(source, tmp_path / "few", *common, 1000)).out

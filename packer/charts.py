@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from padless.packer.page import text
 
 WIDTH, HEIGHT = 440, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 22, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 22, 40
 _LABEL_GAP = 17
 
 

@@ -370,8 +370,9 @@ def repack(
 @app.command()
 def report(
     folders: Annotated[
-        list[Path], Argument(metavar="DIR [DIR2]", help="A packed folder; with a second one, both compared.")
-    ],
+        list[Path] | None,
+        Argument(metavar="DIR [DIR2]", help="A packed folder; with a second one, both compared."),
+    ] = None,
     split: Split = None,
     plan: Plan = None,
     model: Annotated[
@@ -380,6 +381,10 @@ def report(
     html: Annotated[
         Path | None, Option(metavar="FILE", help="Write the report as one page that needs nothing else.")
     ] = None,
+    batches: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Instead of DIR: lengths of a trainer's batches, JSONL or CSV."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Padding utilization: the packs against naive batching and the bound."""
@@ -387,6 +392,19 @@ def report(
     from padless.packer.report import build_report
     from padless.packer.report_view import print_comparison, print_report
 
+    if batches is not None:
+        from padless.packer.batch_log import print_batches, report_batches
+
+        if folders or html is not None or model is not None:
+            raise InputError("--batches FILE stands alone: leave DIR, --html and --model out")
+        log = report_batches(batches)
+        if as_json:
+            _print_json(log)
+        else:
+            print_batches(log, _wrapping())
+        return
+    if not folders:
+        raise InputError("missing: DIR; see pack-dataset report --help")
     if len(folders) > 2:
         raise InputError(f"report compares two folders, {len(folders)} were given")
     cost = read_cost(model) if model is not None else None

@@ -467,6 +467,69 @@ def verify(
 
 
 @app.command()
+def estimate(
+    sources: Annotated[
+        list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub.")
+    ],
+    tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
+    max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,
+    limit: Annotated[int, Option(help="Take the first records of each source.")] = 2000,
+    format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
+    column: Annotated[
+        list[str] | None, Option(metavar="ROLE=NAME", help="The column that plays a role.")
+    ] = None,
+    split: Split = None,
+    subset: Annotated[str | None, Option(help="Of a data set on the Hub.")] = None,
+    revision: Annotated[str | None, Option(help="Of a data set on the Hub.")] = None,
+    text_by: Annotated[
+        str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
+    ] = "line",
+    template: Annotated[str | None, Option(help="Chat template, as for build.")] = None,
+    system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
+    train_on: Annotated[str, Option(help="auto, all, completion, assistant, last.")] = "auto",
+    expand_turns: Annotated[
+        bool, Option("--expand-turns", help="One sequence for each of the assistant's turns.")
+    ] = False,
+    max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
+    align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
+    workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
+    seed: Annotated[int, Option(help="For the resampling behind the errors.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """What it would give at several lengths and strategies, from a sample; nothing is written."""
+    from padless.packer.estimate import estimate as run_estimate
+    from padless.packer.estimate import print_estimate
+
+    found = run_estimate(
+        PackConfig(
+            sources=tuple(sources),
+            tokenizer=tokenizer,
+            max_length=max_length,
+            output="",
+            limit=limit,
+            format=format,
+            columns=pairs(column, "--column", "ROLE=NAME"),
+            split=split,
+            subset=subset,
+            revision=revision,
+            text_by=text_by,
+            template=template,
+            system=system,
+            train_on=train_on,
+            expand_turns=expand_turns,
+            max_sequences_per_pack=max_sequences_per_pack,
+            align=align,
+            workers=workers,
+            seed=seed,
+        )
+    )
+    if as_json:
+        _print_json(found)
+    else:
+        print_estimate(found, _wrapping())
+
+
+@app.command()
 def demo(
     output: Annotated[Path | None, Option(help="Folder to write.", show_default="./packed-demo")] = None,
     as_json: Json = False,

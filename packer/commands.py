@@ -381,6 +381,9 @@ def report(
     html: Annotated[
         Path | None, Option(metavar="FILE", help="Write the report as one page that needs nothing else.")
     ] = None,
+    card: Annotated[
+        bool, Option("--card", help="Write DIR/README.md: a data set card, by which the Hub loads the packs.")
+    ] = False,
     batches: Annotated[
         Path | None,
         Option(metavar="FILE", help="Instead of DIR: lengths of a trainer's batches, JSONL or CSV."),
@@ -395,8 +398,8 @@ def report(
     if batches is not None:
         from padless.packer.batch_log import print_batches, report_batches
 
-        if folders or html is not None or model is not None:
-            raise InputError("--batches FILE stands alone: leave DIR, --html and --model out")
+        if folders or html is not None or model is not None or card:
+            raise InputError("--batches FILE stands alone: leave DIR, --html, --card and --model out")
         log = report_batches(batches)
         if as_json:
             _print_json(log)
@@ -407,6 +410,13 @@ def report(
         raise InputError("missing: DIR; see pack-dataset report --help")
     if len(folders) > 2:
         raise InputError(f"report compares two folders, {len(folders)} were given")
+    if card:
+        from padless.packer.card import write_card
+
+        if len(folders) > 1:
+            raise InputError("--card writes into one folder, and two were given")
+        print(f"written to {write_card(folders[0])}")
+        return
     cost = read_cost(model) if model is not None else None
     found = [build_report(folder, split=split, plan=plan, model=cost) for folder in folders]
     if html is not None:
@@ -427,19 +437,49 @@ def report(
 @app.command()
 def inspect(
     folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
-    pack: Annotated[int, Option(help="Number of the pack.")] = 0,
+    pack: Annotated[
+        list[int] | None, Option(help="Number of the pack; may be given several times. Default: 0.")
+    ] = None,
+    sequence: Annotated[int | None, Option(help="Instead: the pack with this sequence.")] = None,
+    row: Annotated[int | None, Option(help="Instead: the pack with this row of a source, from 0.")] = None,
+    source: Annotated[str | None, Option(help="For --row: the source, by the end of its path.")] = None,
+    text: Annotated[
+        str | None, Option(help="Instead: the first pack with these words, from --pack on.")
+    ] = None,
+    browse: Annotated[
+        bool, Option("--browse", help="Go on with n (next), p (previous), a number, or q (quit).")
+    ] = False,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the packs as one page that needs nothing else.")
+    ] = None,
     split: Split = None,
     plan: Plan = None,
     as_json: Json = False,
 ) -> None:
     """One pack decoded: boundaries, what is trained, where each sequence came from."""
-    from padless.packer.inspect import describe_pack, print_pack
+    from padless.packer.find import find_pack
+    from padless.packer.inspect import browse_packs, describe_pack, print_pack
 
-    found = describe_pack(folder, pack, split=split, plan=plan)
+    numbers = list(dict.fromkeys(pack or [0]))
+    if sequence is not None or row is not None or text is not None:
+        where: dict[str, Any] = dict(sequence=sequence, row=row, source=source, text=text)
+        numbers = [find_pack(folder, **where, first=numbers[0], split=split, plan=plan)]
+    found = [describe_pack(folder, number, split=split, plan=plan) for number in numbers]
+    if html is not None:
+        from padless.packer.inspect_page import inspect_page
+        from padless.packer.page import write_page
+
+        write_page(html, inspect_page(found))
     if as_json:
-        _print_json(found)
+        _print_json(found[0] if len(found) == 1 else {"packs": found})
+    elif html is not None:
+        print(f"written to {html}")
     else:
-        print_pack(found, _wrapping())
+        console = _wrapping()
+        for one in found:
+            print_pack(one, console)
+        if browse:
+            browse_packs(folder, found[-1], console, split=split, plan=plan)
 
 
 @app.command()

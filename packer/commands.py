@@ -407,7 +407,7 @@ def report(
             print_batches(log, _wrapping())
         return
     if not folders:
-        raise InputError("missing: DIR; see pack-dataset report --help")
+        raise InputError("missing: DIR. Usage: pack-dataset report DIR [DIR2], or report --batches FILE")
     if len(folders) > 2:
         raise InputError(f"report compares two folders, {len(folders)} were given")
     if card:

@@ -12,13 +12,10 @@ from pathlib import PurePath
 from typing import Any
 
 from padless.packer.charts import brief, histogram, key, lines, strip
-from padless.packer.meanings import MEANINGS, NOTABLE, PER_PACK, gain_sentence
+from padless.packer.meanings import MEANINGS, PER_PACK, gain_sentence
 from padless.packer.page import page, section, table, text
+from padless.packer.report_records import fates, notable
 from padless.packer.report_view import comparison
-
-_SOURCES = 40
-_ROWS = 3
-_REASONS = 100
 
 
 def report_page(report: dict[str, Any]) -> str:
@@ -32,9 +29,9 @@ def report_page(report: dict[str, Any]) -> str:
             _alternatives(report),
             f'<div class="pair">{_steps(report)}{_idle(report)}</div>',
         ]
-    body.append(_fates(report))
+    body.append(fates(report))
     if report["packs"]:
-        body.append(_notable(report))
+        body.append(notable(report))
     return page(f"{name}: {report['utilization']:.1%} tokens", body, _footer())
 
 
@@ -274,119 +271,6 @@ def _alternatives(report: dict[str, Any]) -> str:
         "alternatives",
         table("Other plans", columns, rows, words=(1, 5), wide=(3, 5, 6), here=here),
         scaled,
-    )
-
-
-def _fates(report: dict[str, Any]) -> str:
-    fates = report["tokens_by_fate"]
-    whole = max(1, sum(fates.values()))
-    shares = [
-        ("now", fates["trained"] / whole),
-        ("third", fates["masked"] / whole),
-        ("was", fates["cut"] / whole),
-    ]
-    legend = key(
-        [
-            ("now", f"trained {fates['trained']:,}"),
-            ("third", f"masked {fates['masked']:,}"),
-            ("was", f"cut {fates['cut']:,}"),
-        ]
-    )
-    sources = sorted(report["by_source"], key=lambda source: (-source["tokens"], source["source"]))
-    rows, reasons = [], []
-    for source in sources[:_SOURCES]:
-        mine = max(1, source["tokens"] + source["cut_tokens"])
-        rows.append(
-            (
-                text(source["source"], 120),
-                f"{source['records']:,}",
-                f"{source['dropped']:,}",
-                f"{source['tokens']:,}",
-                f"{source['share']:.1%}",
-                strip(
-                    [
-                        ("now", source["trained_tokens"] / mine),
-                        ("third", source["masked_tokens"] / mine),
-                        ("was", source["cut_tokens"] / mine),
-                    ],
-                    f"{source['trained_tokens']:,} trained, {source['masked_tokens']:,} masked, "
-                    f"{source['cut_tokens']:,} cut",
-                ),
-            )
-        )
-    for source in sources:
-        for reason, examples in list(source["examples"].items())[:10]:
-            reasons.append(
-                (
-                    text(source["source"], 120),
-                    text(reason),
-                    f"{source['dropped_by_reason'].get(reason, 0):,}",
-                    f"{source['cut_by_reason'].get(reason, 0):,}",
-                    text(", ".join(map(str, examples))),
-                )
-            )
-    more = len(sources) - _SOURCES
-    body = [
-        legend,
-        strip(shares, "all tokens: trained, masked, cut"),
-        table(
-            "Tokens by source",
-            ("source", "records", "dropped", "tokens", "share of tokens", "trained, masked, cut"),
-            rows,
-            words=(0, 5),
-            wide=(1, 2, 4),
-            long=(0,),
-        ),
-        f'<p class="quiet">… and {more:,} more sources.</p>' if more > 0 else "",
-    ]
-    if reasons:
-        columns = ("source", "reason", "records dropped", "tokens cut", "rows, the first")
-        body.append(table("Reasons", columns, reasons[:_REASONS], words=(0, 1, 4), wide=(2,), long=(0,)))
-    return _section("fates", *body)
-
-
-def _notable(report: dict[str, Any]) -> str:
-    rows = [
-        (
-            text(word.split(" (")[0]),
-            f"{line['length']:,}",
-            f"{line['num_targets']:,}",
-            f"{line['cut']:,}",
-            text(line["source"], 120),
-            f"{line['row']:,}",
-            "none" if line["pack"] < 0 else f"{line['pack']:,}",
-        )
-        for name, word in NOTABLE.items()
-        for line in report["notable"].get(name, [])[:_ROWS]
-    ]
-    columns = ("what", "tokens", "trained", "cut", "source", "row", "pack")
-    return _section(
-        "notable",
-        table("Longest and oddest", columns, rows, words=(0, 4), wide=(2, 6), long=(4,)),
-        _groups(report),
-    )
-
-
-def _groups(report: dict[str, Any]) -> str:
-    repeated = report["duplicates"]
-    if not repeated or not repeated["groups"]:
-        return ""
-    rows = [
-        (
-            f"{group['copies']:,}",
-            f"{group['length']:,}",
-            "; ".join(
-                f"{text(report['by_source'][source]['source'], 80)} row {row}"
-                for source, row in group["rows"]
-            ),
-        )
-        for group in repeated["groups"]
-    ]
-    title, meaning = MEANINGS["duplicates"]
-    return (
-        f'<h2 class="next">{title}</h2><p class="meaning">{meaning} {repeated["sequences"]:,} sequences, '
-        f"{repeated['tokens']:,} tokens; the most copied:</p>"
-        + table("Duplicates", ("copies", "tokens", "where"), rows, words=(2,), long=(2,))
     )
 
 

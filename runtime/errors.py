@@ -55,6 +55,14 @@ class CollateError(PadlessError, ValueError):
     """What should become a batch is no pack, or contradicts itself."""
 
 
+class ModelError(PadlessError, ValueError):
+    """A model, or a call of one, in which packed sequences would not stay apart."""
+
+
+class IsolationError(ModelError):
+    """A model in which a packed sequence was seen to depend on its neighbours."""
+
+
 class StreamError(PadlessError, ValueError):
     """A stream that is set up or used so that ranks would not see each pack once."""
 

@@ -1,0 +1,168 @@
+"""Whether a model keeps packed sequences apart, found out by running it: no path is trusted.
+
+A short packed batch is run, then each of its sequences alone, and what every layer gives is compared,
+token by token. A sequence that can see a neighbour, or stands at another position, or lost its window,
+comes out different, and the first layer where it does is named. Sequences alone have other shapes, so
+kernels round otherwise: TOLERANCE lies far above that and far below what a leak does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from padless.runtime.collate import collate, pack_from_row
+from padless.runtime.errors import IsolationError, ModelError
+from padless.runtime.model_families import Decoder, find_decoder
+
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2}
+"""Relative deviation of a token's vector; 0.05 for 16 bits. A leak moves the first tokens by some tenths."""
+HALF_TOLERANCE = 5e-2
+LENGTHS = (9, 5, 12)
+LONGEST_WINDOW = 256
+"""Windows up to this are exceeded by one of the sequences; a longer one would make the check slow."""
+
+
+def check_isolation(model: nn.Module, batch: Mapping[str, Any] | None = None) -> None:
+    """Run a packed batch and each of its sequences alone; return where all layers agree.
+
+    `batch` is what the model is called with in training, where that is not padless's own: its boundaries are
+    its cu_seq_lens_q, or the places where position_ids do not go on. By default a batch of padless is made.
+    Works on prepared models and on those that are not. Weights, gradients, modes and random states are
+    left as they were; the model runs once for the batch and once for each sequence, without its head.
+
+    Raises IsolationError naming the layer at fault, ModelError for a batch or model that cannot be run so.
+    """
+    decoder = find_decoder(model)
+    inputs = dict(_sample(decoder) if batch is None else batch)
+    for name in ("labels", "num_items_in_batch", "num_targets", "sequence_ids"):
+        inputs.pop(name, None)
+    ids: Tensor = inputs["input_ids"]
+    bounds = _bounds(decoder, inputs)
+    with _evaluating(decoder.module):
+        try:
+            packed = _run(decoder, inputs)
+        except ModelError:
+            raise
+        except Exception as error:  # whatever transformers and its kernels raise
+            raise IsolationError(f"{_name(decoder)} cannot run a packed batch: {error}") from error
+        for number, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            alone = _run(decoder, {"input_ids": ids.reshape(1, -1)[:, start:end], "use_cache": False})
+            for layer, here in packed.items():
+                _compare(decoder, layer, here[start:end], alone[layer], number, len(bounds) - 1)
+
+
+def _compare(
+    decoder: Decoder, layer: str, packed: Tensor, alone: Tensor, number: int, sequences: int
+) -> None:
+    apart = (packed - alone).norm(dim=-1) / alone.norm(dim=-1).clamp(min=1e-6)
+    found = float(apart.max())
+    allowed = TOLERANCE.get(_dtype(decoder), HALF_TOLERANCE)
+    if not found <= allowed:
+        raise IsolationError(
+            f"{_name(decoder)} does not keep packed sequences apart: in {layer} a token of sequence "
+            f"{number + 1} of {sequences} differs by {found:.2g} of its size from the sequence alone (at "
+            f"most {allowed:g} is rounding). {_advice(decoder, layer)}"
+        )
+
+
+def _advice(decoder: Decoder, layer: str) -> str:
+    if layer.partition(" ")[0] in [name for name, _ in decoder.without_attention]:
+        return (
+            "The layer has no attention, so it needs kernels that know boundaries (seq_idx, cu_seqlens): "
+            "install those that transformers names for this model, or train it with padding"
+        )
+    return (
+        "Prepare the model (padless.runtime.models.prepare_model), give it batches with cu_seq_lens_q and "
+        "max_length_q, and no attention_mask and no cache"
+    )
+
+
+def _run(decoder: Decoder, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What each layer gives for the row, and the decoder at its end: [B * T, D], in the layers' order."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            hidden = output if isinstance(output, Tensor) else output[0]
+            found[name] = hidden.detach().flatten(0, -2).float().clone()
+
+        return hook
+
+    named = [(f"{name} ({type(layer).__name__})", layer) for name, layer in decoder.layers]
+    named.append((f"the output of {_name(decoder)}", decoder.module))
+    handles = [layer.register_forward_hook(keep(name)) for name, layer in named]
+    try:
+        decoder.module(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _sample(decoder: Decoder) -> dict[str, Any]:
+    """A small packed batch of ids that the model has, drawn anew from the same seed each time."""
+    config: Any = decoder.module.config
+    window = getattr(config, "sliding_window", None) or 0
+    lengths = [*LENGTHS, window + 4] if 0 < window <= LONGEST_WINDOW else list(LENGTHS)
+    special = {
+        getattr(config, name, None)
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "image_token_id")
+    }
+    usual = np.array([number for number in range(min(config.vocab_size, 4096)) if number not in special])
+    ids = np.random.default_rng(0).choice(usual, sum(lengths))
+    pack = pack_from_row(
+        {"input_ids": ids, "seq_lengths": np.array(lengths), "sequence_ids": np.arange(len(lengths))}, {}
+    )
+    return collate([pack]).to(_device(decoder)).model_inputs()
+
+
+def _bounds(decoder: Decoder, inputs: Mapping[str, Any]) -> list[int]:
+    """Where sequences begin in the row of B * T tokens, and its end."""
+    ids: Tensor = inputs["input_ids"]
+    bounds = inputs.get("cu_seq_lens_q")
+    if bounds is not None:
+        return sorted({int(bound) for bound in bounds})
+    positions = inputs.get("position_ids")
+    if positions is None:
+        raise ModelError("a packed batch needs cu_seq_lens_q or position_ids: boundaries are never guessed")
+    implementation = str(getattr(decoder.module.config, "_attn_implementation", None))
+    if "flash" in implementation and ids.shape[0] > 1:
+        raise IsolationError(
+            f"{implementation} takes no boundaries from position_ids in a batch of {ids.shape[0]} rows: it "
+            "attends across the sequences of a row; put all sequences into one row, or give cu_seq_lens_q"
+        )
+    positions = positions.expand(ids.shape)
+    begins = torch.ones_like(positions, dtype=torch.bool)
+    begins[:, 1:] = positions.diff(dim=1) != 1
+    return [*begins.flatten().nonzero().flatten().tolist(), ids.numel()]
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout, and afterwards every module in the mode it was in."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _device(decoder: Decoder) -> torch.device:
+    return next(decoder.module.parameters()).device
+
+
+def _dtype(decoder: Decoder) -> torch.dtype:
+    return next(parameter.dtype for parameter in decoder.module.parameters() if parameter.is_floating_point())
+
+
+def _name(decoder: Decoder) -> str:
+    return type(decoder.module).__name__

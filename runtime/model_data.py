@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,46 @@ _LOG = logging.getLogger(__name__)
 _INT32 = 2**31
 
 
-def check_data(model: nn.Module, data: str | Path, attention: str = "auto") -> str:
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What data are held against."""
+
+    name: str
+    embeddings: int
+    """Ids are below this."""
+    positions: int | None
+    """max_position_embeddings: tokens that a sequence may have."""
+    heads_times_size: int
+    """Query heads x head size, as FlashAttention-2 pads it."""
+    folder: str
+    """Where it was loaded from; empty where from nowhere."""
+
+    @classmethod
+    def of_config(cls, config: Any, *, name: str, folder: str, embeddings: int | None = None) -> ModelFacts:
+        """From a text model's configuration, and its embeddings where they were made longer."""
+        heads = int(config.num_attention_heads)
+        size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        return cls(
+            name=name,
+            embeddings=config.vocab_size if embeddings is None else embeddings,
+            positions=getattr(config, "max_position_embeddings", None),
+            heads_times_size=heads * (-(-size // 32) * 32),
+            folder=folder,
+        )
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> ModelFacts:
+        """Raises ModelError where there is no decoder (see `find_decoder`)."""
+        decoder: Any = find_decoder(model).module
+        return cls.of_config(
+            decoder.config,
+            name=type(model).__name__,
+            folder=str(getattr(model, "name_or_path", "") or ""),
+            embeddings=decoder.get_input_embeddings().num_embeddings,
+        )
+
+
+def check_data(model: ModelFacts, data: str | Path, attention: str = "auto") -> str:
     """Hold a packed folder (one split) against a model; what was found, in words.
 
     - The largest id has an embedding.
@@ -31,39 +71,30 @@ def check_data(model: nn.Module, data: str | Path, attention: str = "auto") -> s
     Raises ModelError naming value, limit and way out, and what `PackedReader` raises.
     """
     reader = PackedReader(data)
-    decoder = find_decoder(model)
-    config: Any = decoder.module.config
-    rows = _embeddings(decoder.module)
-    if reader.manifest.largest_id >= rows:
+    largest = reader.manifest.largest_id
+    if largest >= model.embeddings:
         raise ModelError(
-            f"{data} holds ids up to {reader.manifest.largest_id} and {type(model).__name__} has {rows} "
-            "embeddings; build with the model's own tokenizer, or model.resize_token_embeddings"
+            f"{data} holds ids up to {largest} and {model.name} has {model.embeddings} embeddings; build "
+            "with the model's own tokenizer, or model.resize_token_embeddings"
         )
     table = reader.sequence_columns("pack", "length")
     lengths, packs = table["length"][table["pack"] >= 0], table["pack"][table["pack"] >= 0]
     longest = int(lengths.max(initial=0))
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and longest > limit:
+    if model.positions is not None and longest > model.positions:
         raise ModelError(
-            f"{data} holds a sequence of {longest} tokens and {type(model).__name__} has {limit} positions "
-            f"(max_position_embeddings); pack-dataset repack --max-length {limit} --overflow drop, or extend "
-            "the model's RoPE"
+            f"{data} holds a sequence of {longest} tokens and {model.name} has {model.positions} positions "
+            f"(max_position_embeddings); pack-dataset repack --max-length {model.positions} --overflow drop, "
+            "or extend the model's RoPE"
         )
     _check_tokenizer(model, reader, data)
-    _check_flash(decoder.attention[0], config, packs, lengths, attention)
-    return f"ids up to {reader.manifest.largest_id} of {rows}, sequences up to {longest} of {limit} tokens"
+    _check_flash(model, packs, lengths, attention)
+    return f"ids up to {largest} of {model.embeddings}, sequences up to {longest} of {model.positions} tokens"
 
 
-def _embeddings(decoder: nn.Module) -> int:
-    embeddings: Any = decoder.get_input_embeddings()  # type: ignore[operator]
-    return int(embeddings.num_embeddings)
-
-
-def _check_tokenizer(model: nn.Module, reader: PackedReader, data: str | Path) -> None:
+def _check_tokenizer(model: ModelFacts, reader: PackedReader, data: str | Path) -> None:
     made_with = reader.manifest.tokenizer_fingerprint
-    name = str(getattr(model, "name_or_path", "") or "")
-    file = Path(name) / "tokenizer.json"
-    if not name or made_with is None or not file.is_file():
+    file = Path(model.folder) / "tokenizer.json"
+    if not model.folder or made_with is None or not file.is_file():
         return
     content = file.read_bytes()
     if "sha256:" + hashlib.sha256(content).hexdigest() == made_with:
@@ -74,7 +105,7 @@ def _check_tokenizer(model: nn.Module, reader: PackedReader, data: str | Path) -
         return
     raise ModelError(
         f"{data} was made with the tokenizer {made_with}, and {file} has other ids; build with "
-        f"--tokenizer {name}"
+        f"--tokenizer {model.folder}"
     )
 
 
@@ -84,16 +115,14 @@ def _vocabulary(tokenizer: bytes) -> Any:
     return spec.get("model", {}).get("vocab"), added
 
 
-def _check_flash(attention: nn.Module, config: Any, packs: Any, lengths: Any, backend: str) -> None:
-    heads = int(config.num_attention_heads)
-    size = getattr(attention, "head_dim", None) or config.hidden_size // heads
+def _check_flash(model: ModelFacts, packs: Any, lengths: Any, backend: str) -> None:
     rows = int(np.bincount(packs, weights=lengths.astype(np.int64) + 128).max(initial=0))
-    counted = rows * heads * (-(-int(size) // 32) * 32)
-    if counted < _INT32:
+    if rows * model.heads_times_size < _INT32:
         return
     problem = (
-        f"FlashAttention-2's backward pass counts (tokens + 128 x sequences) x heads x head size in 32 bits, "
-        f"and a pack gives {counted:,}; pack-dataset repack --max-sequences-per-pack with fewer"
+        "FlashAttention-2's backward pass counts (tokens + 128 x sequences) x heads x head size in 32 bits, "
+        f"and a pack gives {rows * model.heads_times_size:,}; pack-dataset repack with fewer "
+        "--max-sequences-per-pack"
     )
     if backend == "flash":
         raise ModelError(problem)

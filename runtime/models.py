@@ -19,7 +19,7 @@ from padless.runtime.attention import BACKENDS
 from padless.runtime.errors import ModelError
 from padless.runtime.isolation import check_isolation
 from padless.runtime.model_calls import PackedCalls
-from padless.runtime.model_data import check_data
+from padless.runtime.model_data import ModelFacts, check_data
 from padless.runtime.model_families import Decoder, find_decoder
 from padless.runtime.model_wiring import PackedAttention, rewire, turns_by_kernel
 
@@ -63,7 +63,7 @@ def prepare_model(
             "the kernels that are installed, so check=False is refused"
         )
     if data is not None:
-        check_data(model, data, attention)
+        check_data(ModelFacts.of_model(model), data, attention)
     calls = _wire(model, decoder, attention, rope)
     try:
         _check(model, decoder, calls, check)

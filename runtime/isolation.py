@@ -1,9 +1,10 @@
 """Whether a model keeps packed sequences apart, found out by running it: no path is trusted.
 
-A short packed batch is run, then each of its sequences alone, and what every layer gives is compared,
-token by token. A sequence that can see a neighbour, or stands at another position, or lost its window,
-comes out different, and the first layer where it does is named. Sequences alone have other shapes, so
-kernels round otherwise: TOLERANCE lies far above that and far below what a leak does.
+Two questions, with a short packed batch. Does a token change where only its neighbours' sequences do?
+Between such runs every shape is the same, so nothing but a leak (or, among experts, rounding) can change
+anything, and the part of the layer that leaks is named. And does each sequence come out as it does alone?
+That finds a lost window or wrong positions; alone a sequence has other shapes, so kernels round otherwise:
+TOLERANCE lies far above that and far below what such a mistake does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from padless.runtime.errors import IsolationError, ModelError
 from padless.runtime.model_families import Decoder, find_decoder
 
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2}
-"""Relative deviation of a token's vector; 0.05 for 16 bits. A leak moves the first tokens by some tenths."""
+"""Largest deviation of a token's vector, as a share of its size; HALF_TOLERANCE for 16 bits."""
 HALF_TOLERANCE = 5e-2
 LENGTHS = (9, 5, 12)
 LONGEST_WINDOW = 256
@@ -29,12 +30,12 @@ LONGEST_WINDOW = 256
 
 
 def check_isolation(model: nn.Module, batch: Mapping[str, Any] | None = None) -> None:
-    """Run a packed batch and each of its sequences alone; return where all layers agree.
+    """Run a packed batch, with other neighbours, and each sequence alone; return where all layers agree.
 
     `batch` is what the model is called with in training, where that is not padless's own: its boundaries are
     its cu_seq_lens_q, or the places where position_ids do not go on. By default a batch of padless is made.
     Works on prepared models and on those that are not. Weights, gradients, modes and random states are
-    left as they were; the model runs once for the batch and once for each sequence, without its head.
+    left as they were; the model runs three times for the batch and once for each sequence, without its head.
 
     Raises IsolationError naming the layer at fault, ModelError for a batch or model that cannot be run so.
     """
@@ -44,35 +45,54 @@ def check_isolation(model: nn.Module, batch: Mapping[str, Any] | None = None) ->
         inputs.pop(name, None)
     ids: Tensor = inputs["input_ids"]
     bounds = _bounds(decoder, inputs)
+    spans = list(zip(bounds, bounds[1:], strict=False))
     with _evaluating(decoder.module):
         try:
             packed = _run(decoder, inputs)
+            for others in (0, 1):
+                changed = ids.flatten().clone()
+                for start, end in spans[others::2]:
+                    changed[start:end] = ids.flatten().flip(0)[start:end]
+                found = _run(decoder, inputs | {"input_ids": changed.view(ids.shape)})
+                for number in range(1 - others, len(spans), 2):
+                    _compare(
+                        decoder, packed, found, spans[number], f"sequence {number + 1}", "when others change"
+                    )
         except ModelError:
             raise
         except Exception as error:  # whatever transformers and its kernels raise
             raise IsolationError(f"{_name(decoder)} cannot run a packed batch: {error}") from error
-        for number, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
-            alone = _run(decoder, {"input_ids": ids.reshape(1, -1)[:, start:end], "use_cache": False})
-            for layer, here in packed.items():
-                _compare(decoder, layer, here[start:end], alone[layer], number, len(bounds) - 1)
+        for number, (start, end) in enumerate(spans):
+            found = _run(decoder, {"input_ids": ids.reshape(1, -1)[:, start:end], "use_cache": False})
+            layers = {name: values for name, values in found.items() if name.count(".") < 2}
+            here = {name: packed[name][start:end] for name in layers}
+            _compare(
+                decoder, here, layers, (0, end - start), f"sequence {number + 1}", "from what it is alone"
+            )
 
 
 def _compare(
-    decoder: Decoder, layer: str, packed: Tensor, alone: Tensor, number: int, sequences: int
+    decoder: Decoder,
+    these: Mapping[str, Tensor],
+    those: Mapping[str, Tensor],
+    span: tuple[int, int],
+    how: str,
 ) -> None:
-    apart = (packed - alone).norm(dim=-1) / alone.norm(dim=-1).clamp(min=1e-6)
-    found = float(apart.max())
+    """See that the tokens of a span are the same in all layers, in the order of computation."""
     allowed = TOLERANCE.get(_dtype(decoder), HALF_TOLERANCE)
-    if not found <= allowed:
-        raise IsolationError(
-            f"{_name(decoder)} does not keep packed sequences apart: in {layer} a token of sequence "
-            f"{number + 1} of {sequences} differs by {found:.2g} of its size from the sequence alone (at "
-            f"most {allowed:g} is rounding). {_advice(decoder, layer)}"
-        )
+    for layer, one in these.items():
+        a, b = one[slice(*span)], those[layer][slice(*span)]
+        size = torch.maximum(a.norm(dim=-1), b.norm(dim=-1)).clamp(min=1e-30)
+        apart = float(((a - b).norm(dim=-1) / size).max())
+        if not apart <= allowed:
+            raise IsolationError(
+                f"{_name(decoder)} does not keep packed sequences apart: in {layer} a token of {how} by "
+                f"{apart:.2g} of its size (at most {allowed:g} is rounding). {_advice(decoder, layer)}"
+            )
 
 
 def _advice(decoder: Decoder, layer: str) -> str:
-    if layer.partition(" ")[0] in [name for name, _ in decoder.without_attention]:
+    if any(layer.startswith((name + ".", name + " ")) for name, _ in decoder.without_attention):
         return (
             "The layer has no attention, so it needs kernels that know boundaries (seq_idx, cu_seqlens): "
             "install those that transformers names for this model, or train it with padding"
@@ -84,19 +104,23 @@ def _advice(decoder: Decoder, layer: str) -> str:
 
 
 def _run(decoder: Decoder, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What each layer gives for the row, and the decoder at its end: [B * T, D], in the layers' order."""
+    """What each layer, its parts, and the decoder give: [B * T, D], in the order in which they are done."""
+    tokens = inputs["input_ids"].numel()
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            hidden = output if isinstance(output, Tensor) else output[0]
-            found[name] = hidden.detach().flatten(0, -2).float().clone()
+            hidden = output if isinstance(output, Tensor) or not output else output[0]
+            if isinstance(hidden, Tensor) and hidden.ndim > 1 and hidden.shape[:-1].numel() == tokens:
+                found[name] = hidden.detach().flatten(0, -2).float().clone()
 
         return hook
 
-    named = [(f"{name} ({type(layer).__name__})", layer) for name, layer in decoder.layers]
-    named.append((f"the output of {_name(decoder)}", decoder.module))
-    handles = [layer.register_forward_hook(keep(name)) for name, layer in named]
+    named = [(f"the output of {_name(decoder)}", decoder.module)]
+    for name, layer in decoder.layers:
+        parts = [(f"{name}.{part} ({type(child).__name__})", child) for part, child in layer.named_children()]
+        named += [*parts, (f"{name} ({type(layer).__name__})", layer)]
+    handles = [module.register_forward_hook(keep(name)) for name, module in named]
     try:
         decoder.module(**inputs)
     finally:
@@ -106,7 +130,7 @@ def _run(decoder: Decoder, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _sample(decoder: Decoder) -> dict[str, Any]:
-    """A small packed batch of ids that the model has, drawn anew from the same seed each time."""
+    """A small packed batch of ids that the model has, the same each time."""
     config: Any = decoder.module.config
     window = getattr(config, "sliding_window", None) or 0
     lengths = [*LENGTHS, window + 4] if 0 < window <= LONGEST_WINDOW else list(LENGTHS)

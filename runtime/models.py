@@ -10,6 +10,7 @@ one without them is computed by exactly the code that the model had. Each model 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from padless.runtime.isolation import check_isolation
 from padless.runtime.model_calls import PackedCalls
 from padless.runtime.model_data import ModelFacts, check_data
 from padless.runtime.model_families import Decoder, find_decoder
+from padless.runtime.model_liger import liger_parts, switch_on
 from padless.runtime.model_wiring import PackedAttention, rewire, turns_by_kernel
 
 __all__ = ["check_isolation", "prepare_model", "restore_model"]
@@ -35,7 +37,7 @@ def prepare_model(
     *,
     attention: str = "auto",
     rope: bool = True,
-    liger: str | bool = "auto",
+    liger: str | bool | Iterable[str] = "auto",
     check: str | bool = "auto",
     data: str | Path | None = None,
 ) -> M:
@@ -43,6 +45,8 @@ def prepare_model(
 
     - attention: a backend of `padless.runtime.attention`, or "auto".
     - rope: whether q and k are turned by the fused kernel, in families that it knows.
+    - liger: Liger's kernels: "auto" all where liger-kernel is installed and the weights are on a GPU; True,
+      False, or some of "rms_norm", "mlp", "loss" (see `padless.runtime.model_liger`).
     - check: whether `check_isolation` is run: "auto" now where the weights are on an accelerator, otherwise
       before the first packed batch; True now; False never.
     - data: a packed folder that the model is to be trained on, checked against it (see `check_data`).
@@ -64,8 +68,10 @@ def prepare_model(
         )
     if data is not None:
         check_data(ModelFacts.of_model(model), data, attention)
+    parts = liger_parts(liger, decoder)
     calls = _wire(model, decoder, attention, rope)
     try:
+        vars(model)[_PREPARED].extend(switch_on(model, decoder, parts))
         _check(model, decoder, calls, check)
     except BaseException:
         restore_model(model)

@@ -33,7 +33,7 @@ def test_a_mask_of_ones_is_found_to_mix_sequences(implementation: str) -> None:
     """BR-002: transformers looks for boundaries in positions only where there is no mask."""
     model = tiny("llama", attn_implementation=implementation)
     check_isolation(model, by_positions())
-    with pytest.raises(IsolationError, match=r"layers\.0 \(LlamaDecoderLayer\) a token of sequence 2 of 4"):
+    with pytest.raises(IsolationError, match=r"layers\.0\.self_attn \(LlamaAttention\) a token of sequence"):
         check_isolation(model, by_positions(attention_mask=torch.ones(1, 18, dtype=torch.long)))
 
 
@@ -76,7 +76,7 @@ def test_a_short_convolution_that_leaks_is_named_by_its_layer() -> None:
     """BR-006: attention is isolated, and what stands before it is not."""
     model = tiny("llama", num_hidden_layers=3)
     model.model.layers[1].self_attn = LeakyAttention(model.model.layers[1].self_attn)
-    with pytest.raises(IsolationError, match=r"layers\.1 \(LlamaDecoderLayer\)"):
+    with pytest.raises(IsolationError, match=r"layers\.1\.self_attn \(LeakyAttention\)"):
         prepare_model(model, check=True)
     assert not model.model._forward_pre_hooks, "a refused model is as it was"
 
@@ -86,7 +86,7 @@ def test_a_window_of_another_size_is_found() -> None:
     model = tiny("olmo3")
     prepare_model(model, check=True)
     model.model.layers[0].self_attn.sliding_window = 3
-    with pytest.raises(IsolationError, match=r"layers\.0"):
+    with pytest.raises(IsolationError, match=r"layers\.0 .* from what it is alone"):
         check_isolation(model)
 
 
@@ -111,7 +111,7 @@ def test_weights_in_host_memory_are_checked_at_the_first_packed_batch_and_once()
     assert len(runs) == 1
     batch = packed(LENGTHS).model_inputs()
     model(**batch)
-    assert len(runs) > 3
+    assert len(runs) == 1 + 3 + 3 + 1
     runs.clear()
     model(**batch)
     assert len(runs) == 1

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from padless.runtime.attention import sdpa, sdpa_mask
+from padless.runtime.attention import efficient, flash, flex, sdpa, sdpa_mask
 from padless.runtime.attention.backend import Backend, Options, Request
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.inputs import check_inputs
@@ -33,10 +33,13 @@ __all__ = [
 ]
 
 BACKENDS: dict[str, Backend] = {
+    "flash": flash.BACKEND,
+    "flex": flex.BACKEND,
+    "efficient": efficient.BACKEND,
     "sdpa": sdpa.BACKEND,
     "sdpa_mask": sdpa_mask.BACKEND,
 }
-AUTO = ("sdpa",)
+AUTO = ("flash", "efficient", "sdpa")
 """Fastest first, as scripts/bench_attention.py found them; `sdpa` can do every call."""
 
 

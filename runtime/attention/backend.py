@@ -105,6 +105,11 @@ def cuda_refusal(
     return None
 
 
+def last_contiguous(x: Tensor) -> Tensor:
+    """The tensor, copied where its last dimension is not contiguous: kernels take any other strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 @cache
 def has_module(name: str) -> bool:
     """Whether a package is installed, without importing it."""

@@ -85,11 +85,29 @@ class _Efficient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bounds, out, lse, *random = ctx.saved_tensors
         longest_q, longest_k, mask_type, scale, window = ctx.rest
-        grad_q, grad_k, grad_v, _ = torch.ops.aten._efficient_attention_backward(
-            last_contiguous(grads[0])[None], q[None], k[None], v[None], None, out, bounds, bounds,
-            longest_q, longest_k, lse, 0.0, *random, mask_type, False, scale=scale, window_size=window,
-        )  # fmt: skip
-        return grad_q[0], grad_k[0], grad_v[0], *(None,) * 5
+        grad = last_contiguous(grads[0])
+        given = _backward(
+            grad, q, k, v, out, bounds, longest_q, longest_k, lse, *random, mask_type, scale, window
+        )
+        return *given, *(None,) * 5
+
+
+@torch.library.custom_op("padless::efficient_backward", mutates_args=())
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, bounds: Tensor, longest_q: int, longest_k: int,
+    lse: Tensor, seed: Tensor, offset: Tensor, mask_type: int, scale: float, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """An operator of our own, because aten's has a shape function for other arguments than it takes."""
+    grad_q, grad_k, grad_v, _ = torch.ops.aten._efficient_attention_backward(
+        grad[None], q[None], k[None], v[None], None, out, bounds, bounds, longest_q, longest_k, lse, 0.0,
+        seed, offset, mask_type, False, scale=scale, window_size=window,
+    )  # fmt: skip
+    return grad_q[0], grad_k[0], grad_v[0]
+
+
+@_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 BACKEND = Backend(unavailable=_unavailable, forward=_forward)

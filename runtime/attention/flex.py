@@ -12,14 +12,14 @@ Source: Dong et al., FlexAttention (arXiv 2412.05496).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from padless.runtime.attention.backend import INT32, Backend, Options, Request, cuda_refusal, has_module
+from padless.runtime.attention.backend import INT32, Backend, Options, Request, cuda_refusal, import_refusal
 from padless.runtime.attention.boundaries import Boundaries
 
 BLOCK = 128
@@ -39,9 +39,7 @@ def _unavailable(request: Request) -> str | None:
     size = request.tokens * request.q_heads * request.head_dim
     if reason is None and size >= INT32:
         reason = f"it counts elements in 32 bits, and q has {size:,}; make the row shorter"
-    if reason is None and not has_module("triton"):
-        reason = "its kernel is written in Triton, which is not installed"
-    return reason
+    return reason or import_refusal("triton", "triton")
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
@@ -50,18 +48,18 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
     if not q.is_cuda:  # it looks at requires_grad, whether or not anything is recorded
         q, k, v = (x.detach() for x in (q, k, v))
     eager = torch.compiler.is_compiling() or not q.is_cuda
-    call = partial(
-        flex_attention if eager else _compiled(),
+    attend = cast(Callable[..., Any], flex_attention) if eager else _compiled()
+    asked = {} if options.sinks is None else {"return_aux": AuxRequest(lse=True)}
+    out = attend(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),
         score_mod=None if options.softcap is None else _softcap(options.softcap),
         block_mask=mask,
         scale=options.scale,
         enable_gqa=q.shape[1] != k.shape[1],
+        **asked,
     )
-    if options.sinks is None:
-        out = call()
-    else:
-        out, aux = call(return_aux=AuxRequest(lse=True))
+    if options.sinks is not None:
+        out, aux = out
         out = (out * torch.sigmoid(aux.lse - options.sinks[:, None])[..., None]).to(q.dtype)
     result: Tensor = out[0].transpose(0, 1)
     return result
@@ -95,10 +93,10 @@ def block_mask(boundaries: Boundaries, causal: bool, window: int | None) -> Bloc
         low = torch.maximum(low, at - window + 1)
 
     # By blocks of queries: what any of its tokens sees, and what all of them see.
-    of_block = lambda x: x.view(blocks, BLOCK)  # noqa: E731
-    first, last = of_block(low).amin(1) // BLOCK, of_block(high).amax(1) // BLOCK
-    full_from = -(-of_block(low).amax(1) // BLOCK)
-    full_to = (of_block(high).amin(1) + 1) // BLOCK
+    lows, highs = low.view(blocks, BLOCK), high.view(blocks, BLOCK)
+    first, last = lows.amin(1) // BLOCK, highs.amax(1) // BLOCK
+    full_from = -(-lows.amax(1) // BLOCK)
+    full_to = (highs.amin(1) + 1) // BLOCK
     full = (full_to - full_from).clamp(min=0)
     full_to = full_from + full
     before = torch.where(full > 0, full_from - first, last + 1 - first)

@@ -29,6 +29,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "all": {"window": 3, "softcap": 2.0, "sinks": True, "scale": 0.5},
 }
 ON_CPU = ("sdpa", "sdpa_mask")
+FORWARD_ON_CPU = (*ON_CPU, "flex")
 
 
 def inputs(
@@ -64,6 +65,14 @@ def test_outputs_and_gradients_are_the_reference(backend: str, features: dict[st
     assert_close(list(torch.autograd.grad(out, leaves, grad)), list(torch.autograd.grad(want, leaves, grad)))
 
 
+@pytest.mark.parametrize("features", [FEATURES[name] for name in ("both ways", "window", "all")], ids=str)
+def test_flex_is_the_reference_forward(features: dict[str, Any]) -> None:
+    features, leaves = with_sinks(features, inputs())
+    with torch.no_grad():
+        out = varlen_attention(*leaves[:3], bounds_of(LENGTHS), 9, backend="flex", **features)
+    assert_close([out], [attend_slowly(*leaves[:3], LENGTHS, **features)], 1e-6)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
@@ -92,10 +101,10 @@ def test_any_strides_and_float32(backend: str) -> None:
     assert_close([out], [attend_slowly(q, k, v, LENGTHS)], 1e-5)
 
 
-@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("backend", FORWARD_ON_CPU)
 def test_sequences_of_one_token_give_their_values(backend: str) -> None:
     """BR-165."""
-    q, k, v = inputs(3)
+    q, k, v = (x.detach() for x in inputs(3))
     out = varlen_attention(q, k, v, bounds_of([1, 1, 1]), 1, backend=backend)
     assert_close([out], [v.repeat_interleave(3, 1)])
 
@@ -181,14 +190,19 @@ def test_keys_of_other_lengths_than_the_queries_are_refused() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_backend_asked_for_by_name_does_it_or_says_why(backend: str) -> None:
-    leaves = inputs()
+    leaves = [x.detach() for x in inputs()]
     try:
         out = varlen_attention(*leaves, bounds_of(LENGTHS), 9, backend=backend)
     except BackendError as error:
         assert backend in str(error) and len(str(error)) > 60
     else:
         assert_close([out], [attend_slowly(*leaves, LENGTHS)])
-        assert backend in ON_CPU
+        assert backend in FORWARD_ON_CPU
+
+
+def test_flex_on_the_cpu_says_that_it_has_no_backward_pass() -> None:
+    with pytest.raises(BackendError, match="no backward pass"):
+        varlen_attention(*inputs(), bounds_of(LENGTHS), 9, backend="flex")
 
 
 def test_a_backend_that_there_is_not_is_an_error_that_names_those_there_are() -> None:

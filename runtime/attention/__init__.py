@@ -13,7 +13,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from padless.runtime.attention import sdpa, sdpa_mask
+from padless.runtime.attention import (
+    efficient,
+    flash,
+    flash_attn_2,
+    flash_attn_3,
+    flash_attn_4,
+    flex,
+    sdpa,
+    sdpa_mask,
+    xformers,
+)
 from padless.runtime.attention.backend import Backend, Options, Request
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.inputs import check_inputs
@@ -33,10 +43,17 @@ __all__ = [
 ]
 
 BACKENDS: dict[str, Backend] = {
+    "flash": flash.BACKEND,
+    "flash_attn_2": flash_attn_2.BACKEND,
+    "flash_attn_3": flash_attn_3.BACKEND,
+    "flash_attn_4": flash_attn_4.BACKEND,
+    "flex": flex.BACKEND,
+    "efficient": efficient.BACKEND,
+    "xformers": xformers.BACKEND,
     "sdpa": sdpa.BACKEND,
     "sdpa_mask": sdpa_mask.BACKEND,
 }
-AUTO = ("sdpa",)
+AUTO = ("flash", "efficient", "flex", "sdpa")
 """Fastest first, as scripts/bench_attention.py found them; `sdpa` can do every call."""
 
 

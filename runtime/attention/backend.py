@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -95,20 +95,45 @@ def cuda_refusal(
     if request.head_dim > head_dim or request.head_dim % 8:
         return f"it takes heads of at most {head_dim} in multiples of 8 and q's have {request.head_dim}"
     if request.sequences > GRID or request.q_heads > GRID:
-        return (
-            f"its grid takes at most {GRID:,} sequences and heads; there are {request.sequences:,} sequences"
-        )
-    found = torch.cuda.get_device_capability(request.device)
+        return f"its grid takes at most {GRID:,} sequences, and there are {request.sequences:,}"
+    found = capability_of(request.device)
     if found < capability:
         have, want = (".".join(map(str, x)) for x in (found, capability))
         return f"it needs compute capability {want} and the device has {have}"
     return None
 
 
+def last_contiguous(x: Tensor) -> Tensor:
+    """The tensor, copied where its last dimension is not contiguous: kernels take any other strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 @cache
-def has_module(name: str) -> bool:
-    """Whether a package is installed, without importing it."""
+def _import_refusal(module: str, package: str) -> str | None:
     try:
-        return find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module + ".").startswith(error.name + "."):
+            return f"{package} is not installed"
+        return f"{package} does not import: {error}"
+    except Exception as error:  # a library built for another torch fails in many ways
+        return f"{package} does not import: {error}"
+    return None
+
+
+def _find_import_refusal(module: str, package: str) -> str | None:
+    return _import_refusal(module, package)
+
+
+def _find_capability(device: torch.device) -> tuple[int, int]:
+    return _capability(device)
+
+
+_capability = cache(torch.cuda.get_device_capability)
+
+import_refusal: Callable[[str, str], str | None]
+import_refusal = torch.compiler.assume_constant_result(_find_import_refusal)  # type: ignore[no-untyped-call]
+"""(module, package) -> why the library cannot be used, not installed or not importable; None where it can."""
+capability_of: Callable[[torch.device], tuple[int, int]]
+capability_of = torch.compiler.assume_constant_result(_find_capability)  # type: ignore[no-untyped-call]
+"""The compute capability of a CUDA device. (Neither is looked into by torch.compile.)"""

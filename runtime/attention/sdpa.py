@@ -29,7 +29,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
     lengths = boundaries.lengths()
     with sdpa_kernel(_KERNELS) if q.is_cuda else nullcontext():
         # [T, H, D] -> for each sequence [1, H, L, D]
-        qs, ks, vs = (x.transpose(0, 1)[None].split(lengths, dim=2) for x in (q, k, v))
+        qs, ks, vs = (torch.split(x.transpose(0, 1)[None], lengths, dim=2) for x in (q, k, v))
         outs = [_one(*sequence, options) for sequence in zip(qs, ks, vs, strict=True)]
     return torch.cat([out[0].transpose(0, 1) for out in outs])
 

@@ -47,28 +47,21 @@ def check_isolation(model: nn.Module, batch: Mapping[str, Any] | None = None) ->
     bounds = _bounds(decoder, inputs)
     spans = list(zip(bounds, bounds[1:], strict=False))
     with _evaluating(decoder.module):
-        try:
-            packed = _run(decoder, inputs)
-            for others in (0, 1):
-                changed = ids.flatten().clone()
-                for start, end in spans[others::2]:
-                    changed[start:end] = ids.flatten().flip(0)[start:end]
-                found = _run(decoder, inputs | {"input_ids": changed.view(ids.shape)})
-                for number in range(1 - others, len(spans), 2):
-                    _compare(
-                        decoder, packed, found, spans[number], f"sequence {number + 1}", "when others change"
-                    )
-        except ModelError:
-            raise
-        except Exception as error:  # whatever transformers and its kernels raise
-            raise IsolationError(f"{_name(decoder)} cannot run a packed batch: {error}") from error
+        packed = _run(decoder, inputs)
+        for others in (0, 1):
+            changed = ids.flatten().clone()
+            for start, end in spans[others::2]:
+                changed[start:end] = ids.flatten().flip(0)[start:end]
+            found = _run(decoder, inputs | {"input_ids": changed.view(ids.shape)})
+            for number in range(1 - others, len(spans), 2):
+                how = f"sequence {number + 1} differs, when others change,"
+                _compare(decoder, packed, found, spans[number], how)
         for number, (start, end) in enumerate(spans):
             found = _run(decoder, {"input_ids": ids.reshape(1, -1)[:, start:end], "use_cache": False})
             layers = {name: values for name, values in found.items() if name.count(".") < 2}
             here = {name: packed[name][start:end] for name in layers}
-            _compare(
-                decoder, here, layers, (0, end - start), f"sequence {number + 1}", "from what it is alone"
-            )
+            how = f"sequence {number + 1} differs from what it is alone"
+            _compare(decoder, here, layers, (0, end - start), how)
 
 
 def _compare(
@@ -123,6 +116,10 @@ def _run(decoder: Decoder, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     handles = [module.register_forward_hook(keep(name)) for name, module in named]
     try:
         decoder.module(**inputs)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever transformers and its kernels raise
+        raise IsolationError(f"{_name(decoder)} cannot run this batch: {error}") from error
     finally:
         for handle in handles:
             handle.remove()

@@ -57,13 +57,14 @@ def _config(file: Path) -> Any:
 
 
 def _small_model(config: Any, name: str) -> Any:
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    kinds: Any = transformers.AutoModelForCausalLM
     text = config.get_text_config()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return AutoModelForCausalLM.from_config(type(text).from_dict(_smaller(text)))
+            return kinds.from_config(type(text).from_dict(_smaller(text)))
     except Exception as error:  # whatever transformers finds wrong with it
         raise ModelError(f"a small {name} cannot be made from its configuration: {error}") from error
 

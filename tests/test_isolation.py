@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from ranks import shard_rank
 from tiny_models import packed, tiny
 from torch import Tensor, nn
 
@@ -186,3 +188,11 @@ def test_recurrent_layers_on_their_torch_fallback_are_refused(family: str) -> No
             prepare_model(model, check=check)(**packed(LENGTHS).model_inputs())
     with pytest.raises(ModelError, match="check=False is refused"):
         prepare_model(hybrids()[family], check=False)
+
+
+def test_sharded_models_are_checked_by_all_ranks_at_their_first_packed_batch() -> None:
+    """FSDP2: prepared before sharding and after; ranks whose batches differ do not wait for each other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(shard_rank, args=(port,), nprocs=2)

@@ -38,14 +38,21 @@ class PackedCalls:
         if all(kwargs.get(name) is None for name in BOUNDARIES):
             return None
         if self.first is not None:
-            first, self.first = self.first, None
-            try:
-                first(decoder)
-            except BaseException:
-                self.first = first
-                raise
+            self._run_first(decoder)
         kwargs = dict(zip(self._names, args, strict=False)) | kwargs
         return (), packed_arguments(kwargs)
+
+    @torch.compiler.disable
+    def _run_first(self, decoder: nn.Module) -> None:
+        """In a compiled model this breaks the graph, once; the next call is compiled without it."""
+        first, self.first = self.first, None
+        if first is None:
+            return
+        try:
+            first(decoder)
+        except BaseException:
+            self.first = first
+            raise
 
 
 def packed_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,9 @@ def liger_parts(liger: str | bool | Iterable[str], decoder: Decoder) -> tuple[st
     if isinstance(liger, str) or set(parts) - set(PARTS):
         raise ModelError(f"liger is {liger!r}; it is 'auto', True, False or a list of {', '.join(PARTS)}")
     if parts and not installed:
-        raise ModelError(f"liger is {liger!r} and liger-kernel is not installed: pip install liger-kernel")
+        raise ModelError(
+            f"liger is {liger!r} and liger-kernel is not installed: pip install 'padless[liger]'"
+        )
     return parts
 
 

@@ -128,6 +128,22 @@ def test_a_leak_found_at_the_first_packed_batch_is_found_at_the_next_one_too() -
             model(**packed(LENGTHS).model_inputs())
 
 
+def test_a_compiled_model_is_checked_too_and_has_no_graph_break_afterwards() -> None:
+    model, batch = prepare_model(tiny("llama")), packed(LENGTHS).model_inputs()
+    runs: list[int] = []
+    handle = model.model.norm.register_forward_hook(lambda *_: runs.append(1))
+    expected = prepare_model(tiny("llama"), check=True)(**batch).logits
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(**batch).logits, expected)
+    assert len(runs) > 3
+    handle.remove()
+    torch._dynamo.reset()
+    torch.testing.assert_close(
+        torch.compile(model, backend="eager", fullgraph=True)(**batch).logits, expected
+    )
+
+
 def test_no_check_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="padless"):
         prepare_model(tiny("llama"), check=False)

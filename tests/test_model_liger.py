@@ -150,5 +150,5 @@ def test_wrong_names_and_a_missing_liger_are_told(monkeypatch: pytest.MonkeyPatc
             prepare_model(tiny("qwen3"), liger=wrong)
     monkeypatch.setattr(model_liger, "find_spec", lambda name: None)
     prepare_model(tiny("qwen3"), liger="auto")
-    with pytest.raises(ModelError, match="pip install liger-kernel"):
+    with pytest.raises(ModelError, match=r"pip install 'padless\[liger\]'"):
         prepare_model(tiny("qwen3"), liger=True)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import FAMILIES, alone, packed, step, tiny
+from tiny_models import FAMILIES, UNLISTED, alone, packed, step, tiny
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from padless.runtime.attention import BACKENDS
 from padless.runtime.errors import AttentionError, ModelError
@@ -18,6 +19,7 @@ from padless.runtime.loss import step_targets
 from padless.runtime.model_families import ROTARY, find_decoder
 from padless.runtime.model_wiring import turns_by_kernel
 from padless.runtime.models import prepare_model, restore_model
+from padless.runtime.static import pad_batch
 from padless.runtime.varlen_batch import VarlenBatch
 
 LENGTHS = [5, 1, 9, 3]
@@ -261,6 +263,21 @@ def test_layers_that_keep_boundaries_to_themselves_are_refused(check: bool | str
         prepare_model(model, check=check)(**packed([3, 2]).model_inputs())
 
 
+@pytest.mark.parametrize("family", [name for name in UNLISTED if name != "llama4"])
+def test_families_that_are_not_listed_keep_their_own_rotation_and_are_right(family: str) -> None:
+    """BR-005."""
+    model, batch = tiny(family), packed(LENGTHS)
+    expected = logits_alone(model, batch)
+    prepare_model(model, check=True)
+    assert not any(turns_by_kernel(module) for module in find_decoder(model).attention)
+    torch.testing.assert_close(model(**batch.model_inputs()).logits, expected, **CLOSE)
+
+
+def test_attention_in_chunks_is_refused() -> None:
+    with pytest.raises(ModelError, match="in chunks"):
+        prepare_model(tiny("llama4"))
+
+
 def test_a_model_type_that_nobody_knows_is_right_by_its_code() -> None:
     """BR-005: the family is that of the code that runs, not of a name."""
 
@@ -288,6 +305,21 @@ def test_packed_steps_compile_without_graph_breaks(family: str) -> None:
     torch.testing.assert_close(loss, expected, **CLOSE)
     for name, gradient in gradients.items():
         torch.testing.assert_close(found[name], gradient, **CLOSE, msg=name)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_packs_of_one_to_twenty_sequences_compile_a_few_times(padded: bool) -> None:
+    """BR-169, BR-172: neither the number of sequences nor the longest makes a program of its own."""
+    model = prepare_model(tiny("qwen3"), check=True)
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for sequences in range(1, 21):
+        batch = packed([2 + number % 3 for number in range(sequences)])
+        if padded:
+            batch = pad_batch(batch, tokens=64, sequences=24)
+        compiled(**batch.model_inputs())
+    assert 1 <= counter.frame_count <= 4
 
 
 def test_an_attention_or_a_check_that_there_is_not_is_told() -> None:

@@ -64,10 +64,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Class and further settings; every family of padless.runtime.model_families.ROTARY is here."""
 
+UNLISTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("Arcee", {}),
+    "exaone4": ("Exaone4", WINDOW),
+    "gptj": ("GPTJ", dict(n_embd=32, n_head=4, n_layer=2, rotary_dim=4)),
+    "helium": ("Helium", {}),
+    "opt": ("OPT", dict(ffn_dim=32, word_embed_proj_dim=32, dropout=0.0)),
+    "llama4": ("Llama4Text", dict(num_local_experts=2)),
+}
+"""Families that the table does not have."""
+
 
 def tiny(family: str, **changes: Any) -> Any:
     """A model of the family with random weights, the same each time, in float32, evaluating."""
-    name, more = FAMILIES[family]
+    name, more = (FAMILIES | UNLISTED)[family]
     settings = {**SIZES, **more, **changes}
     settings = {key: value for key, value in settings.items() if value is not None or key == "sliding_window"}
     causal = name.removesuffix("Text") + "ForCausalLM"

@@ -13,7 +13,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from padless.runtime.attention import AUTO, BACKENDS, boundaries_of, varlen_attention  # noqa: E402
+from padless.runtime.attention import AUTO, BACKENDS, Choice, boundaries_of, varlen_attention  # noqa: E402
 from padless.runtime.errors import AttentionError, BackendError  # noqa: E402
 
 LENGTHS = [5, 1, 9, 3]
@@ -211,7 +211,8 @@ def test_a_backend_that_there_is_not_is_an_error_that_names_those_there_are() ->
 
 
 def test_auto_names_backends_and_ends_with_the_one_that_does_everything() -> None:
-    assert set(AUTO) <= set(BACKENDS) and AUTO[-1] == "sdpa" and len(set(AUTO)) == len(AUTO)
+    assert {choice.backend for choice in AUTO} <= set(BACKENDS)
+    assert AUTO[-1] == Choice("sdpa")
 
 
 def test_a_row_too_long_for_a_mask_is_refused_before_it_is_made() -> None:

@@ -298,8 +298,9 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     module("xformers.ops", memory_efficient_attention=memory_efficient_attention)
     module("xformers.ops.fmha")
     module("xformers.ops.fmha.attn_bias", BlockDiagonalMask=bias, BlockDiagonalCausalMask=causal_bias)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", aten_flash_forward)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", aten_flash_backward)
+    for name, stand_in in (("forward", aten_flash_forward), ("backward", aten_flash_backward)):
+        operator = SimpleNamespace(default=stand_in)
+        monkeypatch.setattr(torch.ops.aten, f"_flash_attention_{name}", operator)
     monkeypatch.setattr(
         sys.modules["padless.runtime.attention.flash"], "_deterministic_backward", aten_flash_backward
     )

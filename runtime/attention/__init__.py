@@ -9,6 +9,7 @@ backend that is asked for by name and cannot is an error with the reason, never 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ __all__ = [
     "AUTO",
     "BACKENDS",
     "Boundaries",
+    "Choice",
     "Options",
     "Request",
     "attend",
@@ -53,8 +55,29 @@ BACKENDS: dict[str, Backend] = {
     "sdpa": sdpa.BACKEND,
     "sdpa_mask": sdpa_mask.BACKEND,
 }
-AUTO = ("flash", "efficient", "flex", "sdpa")
-"""Fastest first, as scripts/bench_attention.py found them; `sdpa` can do every call."""
+
+
+class Choice(NamedTuple):
+    """A backend that `auto` takes where it can do the call, for rows and sequences of some length."""
+
+    backend: str
+    tokens: int = 0
+    """Tokens of the row, at least: below, the host's time for a call is longer than the device's."""
+    mean_length: int = 0
+    """Tokens a sequence, at least, on average."""
+
+
+AUTO = (
+    Choice("flash_attn_4", tokens=8_192),
+    Choice("flash_attn_3", tokens=8_192),
+    Choice("flex", tokens=16_384, mean_length=4_096),
+    Choice("flash"),
+    Choice("flash_attn_2"),
+    Choice("efficient"),
+    Choice("flex"),
+    Choice("sdpa"),
+)
+"""Fastest first, as scripts/bench_attention.py found them on an H200; `sdpa` can do every call."""
 
 
 def varlen_attention(
@@ -135,7 +158,11 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 def choose(request: Request, backend: str = "auto") -> str:
     """The name of the backend that does a call; raises BackendError where the one asked for cannot."""
     if backend == "auto":
-        return next(name for name in AUTO if BACKENDS[name].unavailable(request) is None)
+        mean_length = request.tokens // request.sequences
+        for name, tokens, length in AUTO:
+            fits = request.tokens >= tokens and mean_length >= length
+            if fits and BACKENDS[name].unavailable(request) is None:
+                return name
     if backend not in BACKENDS:
         raise BackendError(
             f"there is no attention backend {backend!r}; there are auto, {', '.join(BACKENDS)}"

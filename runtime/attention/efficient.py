@@ -94,8 +94,9 @@ class _Efficient(torch.autograd.Function):
 
 @torch.library.custom_op("padless::efficient_backward", mutates_args=())
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, bounds: Tensor, longest_q: int, longest_k: int,
-    lse: Tensor, seed: Tensor, offset: Tensor, mask_type: int, scale: float, window: int | None,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, bounds: Tensor, longest_q: int,
+    longest_k: int, lse: Tensor, seed: Tensor, offset: Tensor, mask_type: int, scale: float,
+    window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """An operator of our own, because aten's has a shape function for other arguments than it takes."""
     grad_q, grad_k, grad_v, _ = torch.ops.aten._efficient_attention_backward(

@@ -83,10 +83,10 @@ def block_mask(boundaries: Boundaries, causal: bool, window: int | None) -> Bloc
     A token sees keys from `low` to `high`, both included. Keys beyond the row, in its last block, are in
     nobody's range.
     """
-    bounds, tokens = boundaries.cu_seqlens.long(), boundaries.tokens
+    bounds, tokens = boundaries.cu_seqlens, boundaries.tokens
     blocks = -(-tokens // BLOCK)
-    at = torch.arange(blocks * BLOCK, device=bounds.device)
-    sequence = torch.bucketize(at.clamp(max=tokens - 1), bounds[1:], right=True)
+    at = torch.arange(blocks * BLOCK, dtype=torch.int32, device=bounds.device)
+    sequence = torch.bucketize(at.clamp(max=tokens - 1), bounds, right=True) - 1
     low, end = bounds[sequence], bounds[sequence + 1]
     high = torch.minimum(at, end - 1) if causal else end - 1
     if window is not None:
@@ -102,7 +102,7 @@ def block_mask(boundaries: Boundaries, causal: bool, window: int | None) -> Bloc
     before = torch.where(full > 0, full_from - first, last + 1 - first)
     partial = last + 1 - first - full
 
-    nth = torch.arange(blocks, device=bounds.device)
+    nth = torch.arange(blocks, dtype=torch.int32, device=bounds.device)
     columns = first[:, None] + nth
     columns = torch.where(nth < before[:, None], columns, columns + full[:, None]).clamp(max=blocks - 1)
     full_columns = (full_from[:, None] + nth).clamp(max=blocks - 1)

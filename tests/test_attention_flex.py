@@ -10,6 +10,7 @@ from attending import bounds_of  # noqa: E402
 from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch.nn.attention.flex_attention import BlockMask  # noqa: E402
 
 from padless.runtime.attention import Boundaries, Options  # noqa: E402
 from padless.runtime.attention.flex import BLOCK, block_mask  # noqa: E402
@@ -29,6 +30,21 @@ def blocks_of(seen: Tensor) -> Tensor:
     filled = torch.zeros(blocks * BLOCK, blocks * BLOCK, dtype=torch.bool)
     filled[: len(seen), : len(seen)] = seen
     return filled.view(blocks, BLOCK, blocks, BLOCK).transpose(1, 2)
+
+
+def check_keys(mask: BlockMask, partial: list[set[int]], full: list[set[int]], blocks: Tensor) -> None:
+    """The blocks of queries of each block of keys: the same pairs, and in full only where all see all."""
+    assert mask.q_num_blocks is not None and mask.q_indices is not None
+    assert mask.full_q_num_blocks is not None and mask.full_q_indices is not None
+    some = listed(mask.q_num_blocks, mask.q_indices)
+    every = listed(mask.full_q_num_blocks, mask.full_q_indices)
+    for key, (few, all_of) in enumerate(zip(some, every, strict=True)):
+        assert not few & all_of
+        seen_by = {
+            query for query, row in enumerate(zip(partial, full, strict=True)) if key in row[0] | row[1]
+        }
+        assert few | all_of == seen_by
+        assert all_of == {query for query in seen_by if blocks[query, key].all()}
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,13 +74,11 @@ def test_the_block_mask_sees_what_pairs_of_tokens_see(
             (mask.full_kv_num_blocks, mask.full_kv_indices),
         )
     )
+    check_keys(mask, partial, full, blocks)
     for row, (some, every) in enumerate(zip(partial, full, strict=True)):
         assert not some & every
         assert some | every == set(blocks[row].any(-1).any(-1).nonzero()[:, 0].tolist())
-        # Full ones are only where all pairs are; a block that the row's end cuts may stay partial.
-        complete = set(blocks[row].all(-1).all(-1).nonzero()[:, 0].tolist())
-        inside = (row + 1) * BLOCK <= sum(lengths)
-        assert every == complete if inside else every >= complete
+        assert every == set(blocks[row].all(-1).all(-1).nonzero()[:, 0].tolist())
 
     at = torch.arange(sum(lengths))
     assert torch.equal(mask.mask_mod(None, None, at[:, None], at[None, :]), seen)

@@ -58,26 +58,26 @@ BACKENDS: dict[str, Backend] = {
 
 
 class Choice(NamedTuple):
-    """A backend that `auto` takes where it can do the call, for rows and sequences of some length."""
+    """A backend that `auto` takes where it can do the call."""
 
     backend: str
     tokens: int = 0
     """Tokens of the row, at least: below, the host's time for a call is longer than the device's."""
-    mean_length: int = 0
-    """Tokens a sequence, at least, on average."""
 
 
 AUTO = (
     Choice("flash_attn_4", tokens=8_192),
     Choice("flash_attn_3", tokens=8_192),
-    Choice("flex", tokens=16_384, mean_length=4_096),
     Choice("flash"),
     Choice("flash_attn_2"),
     Choice("efficient"),
     Choice("flex"),
     Choice("sdpa"),
 )
-"""Fastest first, as scripts/bench_attention.py found them on an H200; `sdpa` can do every call."""
+"""Fastest first, as scripts/bench_attention.py found them on an H200; `sdpa` can do every call.
+
+FlashAttention-3 could not be had there; its place is by what others report.
+"""
 
 
 def varlen_attention(
@@ -158,10 +158,8 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 def choose(request: Request, backend: str = "auto") -> str:
     """The name of the backend that does a call; raises BackendError where the one asked for cannot."""
     if backend == "auto":
-        mean_length = request.tokens // request.sequences
-        for name, tokens, length in AUTO:
-            fits = request.tokens >= tokens and mean_length >= length
-            if fits and BACKENDS[name].unavailable(request) is None:
+        for name, tokens in AUTO:
+            if request.tokens >= tokens and BACKENDS[name].unavailable(request) is None:
                 return name
     if backend not in BACKENDS:
         raise BackendError(

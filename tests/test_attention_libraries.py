@@ -152,6 +152,7 @@ def test_more_sequences_than_the_backward_pass_can_count_are_refused(name: str, 
         ((8, 0), {"head_dim": 512}, "efficient"),
         ((8, 0), {"dtype": torch.float64}, "sdpa"),
         ((9, 0), {"device": torch.device("cpu"), "dtype": torch.float32}, "sdpa"),
+        ((9, 0), {"device": torch.device("cpu"), "backward": False}, "sdpa"),
     ],
 )
 def test_auto_without_further_libraries(
@@ -162,6 +163,14 @@ def test_auto_without_further_libraries(
         module = sys.modules[f"padless.runtime.attention.{name}"]
         monkeypatch.setattr(module, "import_refusal", lambda *_: "it is not installed")
     assert choose(request(**changed)) == expected
+
+
+def test_auto_takes_flash_attention_4_where_the_row_is_worth_its_host_time(gpu: Any) -> None:
+    gpu((9, 0))
+    assert choose(request(tokens=8_192)) == "flash_attn_4"
+    assert choose(request(tokens=8_191)) == "flash"
+    gpu((8, 0))
+    assert choose(request(softcap=True)) == "flash_attn_2"
 
 
 def band(q: Tensor, bounds: Tensor, left: int | None, right: int | None, causal: bool) -> Tensor:

@@ -63,6 +63,8 @@ class Choice(NamedTuple):
     backend: str
     tokens: int = 0
     """Tokens of the row, at least: below, the host's time for a call is longer than the device's."""
+    on_cpu: bool = True
+    """Whether it is taken there too, where it runs there."""
 
 
 AUTO = (
@@ -71,7 +73,7 @@ AUTO = (
     Choice("flash"),
     Choice("flash_attn_2"),
     Choice("efficient"),
-    Choice("flex"),
+    Choice("flex", on_cpu=False),
     Choice("sdpa"),
 )
 """Fastest first, as scripts/bench_attention.py found them on an H200; `sdpa` can do every call.
@@ -158,9 +160,11 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 def choose(request: Request, backend: str = "auto") -> str:
     """The name of the backend that does a call; raises BackendError where the one asked for cannot."""
     if backend == "auto":
-        for name, tokens in AUTO:
-            if request.tokens >= tokens and BACKENDS[name].unavailable(request) is None:
-                return name
+        on_cpu = request.device.type == "cpu"
+        for choice in AUTO:
+            wanted = request.tokens >= choice.tokens and (choice.on_cpu or not on_cpu)
+            if wanted and BACKENDS[choice.backend].unavailable(request) is None:
+                return choice.backend
     if backend not in BACKENDS:
         raise BackendError(
             f"there is no attention backend {backend!r}; there are auto, {', '.join(BACKENDS)}"

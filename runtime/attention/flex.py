@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from padless.runtime.attention.backend import INT32, Backend, Options, Request, cuda_refusal, import_refusal
+from padless.runtime.attention.backend import (
+    INT32,
+    Backend,
+    Options,
+    Request,
+    cuda_refusal,
+    element_overflow,
+    import_refusal,
+)
 from padless.runtime.attention.boundaries import Boundaries
 
 BLOCK = 128
@@ -36,10 +44,7 @@ def _unavailable(request: Request) -> str | None:
     reason = cuda_refusal(request, capability=(8, 0), dtypes=dtypes, head_dim=256)
     if reason is None and request.head_dim < 16:
         reason = f"it takes heads of at least 16 and q's have {request.head_dim}"
-    size = request.tokens * request.q_heads * request.head_dim
-    if reason is None and size >= INT32:
-        reason = f"it counts elements in 32 bits, and q has {size:,}; make the row shorter"
-    return reason or import_refusal("triton", "triton")
+    return reason or element_overflow(request) or import_refusal("triton", "triton")
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:

@@ -9,6 +9,7 @@ backend that is asked for by name and cannot is an error with the reason, never 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ __all__ = [
     "AUTO",
     "BACKENDS",
     "Boundaries",
+    "Choice",
     "Options",
     "Request",
     "attend",
@@ -53,8 +55,31 @@ BACKENDS: dict[str, Backend] = {
     "sdpa": sdpa.BACKEND,
     "sdpa_mask": sdpa_mask.BACKEND,
 }
-AUTO = ("flash", "efficient", "flex", "sdpa")
-"""Fastest first, as scripts/bench_attention.py found them; `sdpa` can do every call."""
+
+
+class Choice(NamedTuple):
+    """A backend that `auto` takes where it can do the call."""
+
+    backend: str
+    tokens: int = 0
+    """Tokens of the row, at least: below, the host's time for a call is longer than the device's."""
+    on_cpu: bool = True
+    """Whether it is taken there too, where it runs there."""
+
+
+AUTO = (
+    Choice("flash_attn_4", tokens=8_192),
+    Choice("flash_attn_3", tokens=8_192),
+    Choice("flash"),
+    Choice("flash_attn_2"),
+    Choice("efficient"),
+    Choice("flex", on_cpu=False),
+    Choice("sdpa"),
+)
+"""Fastest first, as scripts/bench_attention.py found them on an H200; `sdpa` can do every call.
+
+FlashAttention-3 could not be had there; its place is by what others report.
+"""
 
 
 def varlen_attention(
@@ -135,7 +160,11 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 def choose(request: Request, backend: str = "auto") -> str:
     """The name of the backend that does a call; raises BackendError where the one asked for cannot."""
     if backend == "auto":
-        return next(name for name in AUTO if BACKENDS[name].unavailable(request) is None)
+        on_cpu = request.device.type == "cpu"
+        for choice in AUTO:
+            wanted = request.tokens >= choice.tokens and (choice.on_cpu or not on_cpu)
+            if wanted and BACKENDS[choice.backend].unavailable(request) is None:
+                return choice.backend
     if backend not in BACKENDS:
         raise BackendError(
             f"there is no attention backend {backend!r}; there are auto, {', '.join(BACKENDS)}"

@@ -103,6 +103,14 @@ def cuda_refusal(
     return None
 
 
+def element_overflow(request: Request) -> str | None:
+    """The reason of kernels that count q's elements in 32 bits."""
+    size = request.tokens * request.q_heads * request.head_dim
+    if size < INT32:
+        return None
+    return f"it counts elements in 32 bits, and q has {size:,}; make the row shorter"
+
+
 def last_contiguous(x: Tensor) -> Tensor:
     """The tensor, copied where its last dimension is not contiguous: kernels take any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -42,7 +42,7 @@ class PackedCalls:
         kwargs = dict(zip(self._names, args, strict=False)) | kwargs
         return (), packed_arguments(kwargs)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run_first(self, decoder: nn.Module) -> None:
         """In a compiled model this breaks the graph, once; the next call is compiled without it."""
         first, self.first = self.first, None

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
+from padless.packer.durable import write_bytes
 from padless.packer.errors import InputError
 from padless.packer.inspect import visible
 from padless.packer.report import build_report
-from padless.packer.write import write_bytes
 from padless.runtime.format import Manifest, load_manifest
 
 _OURS = "<!-- written by pack-dataset report --card -->"

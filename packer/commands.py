@@ -488,12 +488,20 @@ def verify(
     folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
     split: Split = None,
     plan: Plan = None,
+    model: Annotated[
+        Path | None,
+        Option(
+            metavar="CONFIG|FOLDER",
+            help="A model's config.json or its folder: do the data fit it, and does it keep sequences apart? "
+            "(Needs torch and transformers; weights are not read.)",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Check every file, pack and line of a packed folder; exit 1 where one is not as the manifest says."""
     from padless.packer.verify import verify as run_verify
 
-    found = run_verify(folder, split=split, plan=plan)
+    found = run_verify(folder, split=split, plan=plan, model=model)
     if as_json:
         _print_json(found.to_json())
     else:

@@ -111,7 +111,7 @@ def _backward(
     if _takes_kernel(v):
         from .short_attention_launch import backward
 
-        return backward(saved, v, grad, work, cos, sin, options, kept=True)
+        return backward(saved, v, grad, work, cos, sin, options)
     return attend_ref_back(saved.q, saved.k, v, grad, work.starts, cos, sin, options)
 
 

@@ -49,7 +49,6 @@ def attention_backward_queries(
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
     ROPE: tl.constexpr,
-    TURN_Q: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     LONG: tl.constexpr,
@@ -58,14 +57,15 @@ def attention_backward_queries(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid: (query tiles, heads of k). Writes grad_q like out, and delta [T, Hq]: the sum of grad * out."""
+    """Grid: query tiles by heads of k, a tile's heads together. Writes grad_q like out, and delta [T, Hq],
+    the sum of grad * out."""
     HEAD_DIM: tl.constexpr = 2 * HALF
     BLOCK_D: tl.constexpr = 2 * BLOCK_HALF
-    tile = tl.program_id(0)
-    k_head = tl.program_id(1).to(tl.int64)
-    first = tl.load(work + 4 * tile)
-    end = tl.load(work + 4 * tile + 1)
-    key = tl.load(work + 4 * tile + 2)
+    tile = tl.program_id(0) // K_HEADS
+    k_head = (tl.program_id(0) % K_HEADS).to(tl.int64)
+    first = tl.load(work + 3 * tile)
+    end = tl.load(work + 3 * tile + 1)
+    key = tl.load(work + 3 * tile + 2)
     if WINDOW:
         key = tl.maximum(key, first - window + 1)
     row = tl.arange(0, BLOCK_M)
@@ -84,17 +84,13 @@ def attention_backward_queries(
     to = local * (K_HEADS * GROUP) + head
     qa = load_block(q, local * q_t + head * q_h, live, 0, HALF, BLOCK_HALF)
     qb = load_block(q, local * q_t + head * q_h, live, HALF, HALF, BLOCK_HALF)
-    if TURN_Q:
-        c, s = load_turns(cos, sin, token - start, live, HALF, BLOCK_HALF)
-        qa, qb = turned(qa, qb, c, s)
     g = load_block(grad, local * g_t + head * g_h, live, 0, HEAD_DIM, BLOCK_D)
     o = load_block(out + flat * HEAD_DIM, to * HEAD_DIM, live, 0, HEAD_DIM, BLOCK_D)
     along = row_sums(g.to(tl.float32) * o.to(tl.float32))
     tl.store(delta + flat + to, along, mask=live)
     weight = tl.load(lse + flat + to, mask=live, other=float("inf"))
-    first_seen = start
     if WINDOW:
-        first_seen = tl.maximum(start, token - window + 1)
+        start = tl.maximum(start, token - window + 1)
     da = tl.full((BLOCK_M, BLOCK_HALF), 0.0, tl.float32)
     db = tl.full((BLOCK_M, BLOCK_HALF), 0.0, tl.float32)
     k += key.to(tl.int64) * k_t + k_head * k_h
@@ -107,7 +103,7 @@ def attention_backward_queries(
         x = tl.dot(qa, tl.trans(ka))
         x = tl.dot(qb, tl.trans(kb), x)
         x, slope = capped(x, cap, steepness, SOFTCAP)
-        seen = ((key + step)[None, :] <= token[:, None]) & ((key + step)[None, :] >= first_seen[:, None])
+        seen = ((key + step)[None, :] <= token[:, None]) & ((key + step)[None, :] >= start[:, None])
         p = tl.where(seen, tl.exp2(x * scale - weight[:, None]), 0.0)
         dp = tl.dot(g, tl.trans(vs))
         ds = (p * (dp - along[:, None]) * slope).to(ka.dtype)
@@ -119,7 +115,7 @@ def attention_backward_queries(
     da *= back
     db *= back
     if ROPE:
-        c, s = load_turns(cos, sin, token - start, live, HALF, BLOCK_HALF)
+        c, s = load_turns(cos, sin, starts, first, end, HALF, BLOCK_M // BLOCK_G, BLOCK_G, BLOCK_HALF)
         da, db = turned(da, db, c, -s)
     store_block(grad_q + flat * HEAD_DIM, to * HEAD_DIM, live, 0, da, HALF, BLOCK_HALF)
     store_block(grad_q + flat * HEAD_DIM, to * HEAD_DIM, live, HALF, db, HALF, BLOCK_HALF)
@@ -156,7 +152,6 @@ def attention_backward_keys(
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
     ROPE: tl.constexpr,
-    TURN_Q: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     LONG: tl.constexpr,
@@ -165,18 +160,18 @@ def attention_backward_keys(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid: (key tiles, heads of k). Writes grad_k and grad_v [T, Hk, D], contiguous, summed over the group.
+    """Grid: key tiles by heads of k. Writes grad_k and grad_v [T, Hk, D], contiguous, summed over the group.
 
     Scores are kept transposed, [keys, queries]: as they leave one product they enter the next.
     """
     HEAD_DIM: tl.constexpr = 2 * HALF
     BLOCK_D: tl.constexpr = 2 * BLOCK_HALF
     BLOCK_T: tl.constexpr = BLOCK_M // BLOCK_G
-    tile = tl.program_id(0)
-    k_head = tl.program_id(1).to(tl.int64)
-    first = tl.load(work + 4 * tile)
-    end = tl.load(work + 4 * tile + 1)
-    last = tl.load(work + 4 * tile + 2)
+    tile = tl.program_id(0) // K_HEADS
+    k_head = (tl.program_id(0) % K_HEADS).to(tl.int64)
+    first = tl.load(work + 3 * tile)
+    end = tl.load(work + 3 * tile + 1)
+    last = tl.load(work + 3 * tile + 2)
     if WINDOW:
         last = tl.minimum(last, end + window - 1)
     row = tl.arange(0, BLOCK_M)
@@ -211,9 +206,6 @@ def attention_backward_keys(
         weight = tl.load(lse + to, mask=live, other=float("inf"))
         along = tl.load(delta + to, mask=live, other=0.0)
         start = tl.load(starts + token, mask=live, other=0)
-        if TURN_Q:
-            c, s = load_turns(cos, sin, token - start, live, HALF, BLOCK_HALF)
-            qa, qb = turned(qa, qb, c, s)
         if WINDOW:
             start = tl.maximum(start, token - window + 1)
         x = tl.dot(ka, tl.trans(qa))
@@ -234,8 +226,7 @@ def attention_backward_keys(
     da *= back
     db *= back
     if ROPE:
-        start = tl.load(starts + first + step, mask=there, other=0)
-        c, s = load_turns(cos, sin, first + step - start, there, HALF, BLOCK_HALF)
+        c, s = load_turns(cos, sin, starts, first, end, HALF, BLOCK_N, 1, BLOCK_HALF)
         da, db = turned(da, db, c, -s)
     flat = (first.to(tl.int64) * K_HEADS + k_head) * HEAD_DIM
     to = step * (K_HEADS * HEAD_DIM)

@@ -10,6 +10,7 @@ from torch import Tensor
 from .short_attention_work import WorkList
 
 DTYPES = (torch.float16, torch.bfloat16)
+MAX_HEAD_DIM = 256
 
 
 class Options(NamedTuple):
@@ -56,6 +57,8 @@ def check_inputs(
         raise ValueError(f"q must be [T, Hq, D], k and v [T, Hk, D], of the same T and D: {shapes}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"q has {q.shape[1]} heads, which is no multiple of k's {k.shape[1]}: {shapes}")
+    if q.shape[2] % 2 or not 0 < q.shape[2] <= MAX_HEAD_DIM:
+        raise ValueError(f"heads have {q.shape[2]} dimensions; they must be even and at most {MAX_HEAD_DIM}")
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must be the same")
     if work.tokens != q.shape[0]:

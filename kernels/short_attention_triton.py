@@ -59,11 +59,27 @@ def store_block(base, offsets, live, first, x, COLUMNS: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def load_turns(cos, sin, place, live, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
-    """Rows of contiguous tables [S, HALF] in float32."""
-    c = load_block(cos, place * HALF, live, 0, HALF, BLOCK_HALF).to(tl.float32)
-    s = load_block(sin, place * HALF, live, 0, HALF, BLOCK_HALF).to(tl.float32)
-    return c, s
+def load_turns(
+    cos,
+    sin,
+    starts,
+    first,
+    end,
+    HALF: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """Rows of the tables [S, HALF] for tokens from first to end, in float32: read once a token, then repeated
+    for its heads, [BLOCK_T * BLOCK_G, BLOCK_HALF]."""
+    token = first + tl.arange(0, BLOCK_T)
+    place = token - tl.load(starts + token, mask=token < end, other=0)
+    c = load_block(cos, place * HALF, token < end, 0, HALF, BLOCK_HALF).to(tl.float32)
+    s = load_block(sin, place * HALF, token < end, 0, HALF, BLOCK_HALF).to(tl.float32)
+    c = tl.broadcast_to(c[:, None, :], (BLOCK_T, BLOCK_G, BLOCK_HALF))
+    s = tl.broadcast_to(s[:, None, :], (BLOCK_T, BLOCK_G, BLOCK_HALF))
+    rows: tl.constexpr = BLOCK_T * BLOCK_G
+    return tl.reshape(c, (rows, BLOCK_HALF)), tl.reshape(s, (rows, BLOCK_HALF))
 
 
 @triton.jit
@@ -107,8 +123,7 @@ def turn_keys(
     local = row // BLOCK_H
     head = row % BLOCK_H
     live = (local < tokens - first) & (head < HEADS)
-    place = first + local - tl.load(starts + first + local, mask=live, other=0)
-    c, s = load_turns(cos, sin, place, live, HALF, BLOCK_HALF)
+    c, s = load_turns(cos, sin, starts, first, tokens, HALF, BLOCK_T, BLOCK_H, BLOCK_HALF)
     k += first.to(tl.int64) * k_t
     out += first.to(tl.int64) * (HEADS * 2 * HALF)
     source = local.to(tl.int64) * k_t + head.to(tl.int64) * k_h
@@ -155,17 +170,18 @@ def attention_forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid: (query tiles, heads of k). Writes out [T, Hq, D] and lse [T, Hq] in base 2, both contiguous.
+    """Grid: query tiles by heads of k, a tile's heads together. Writes out [T, Hq, D] and lse [T, Hq] in base
+    2, both contiguous.
 
     Online softmax (Milakov and Gimelshein 2018) in the order of FlashAttention-2 (Dao 2023), algorithm 1.
     """
     HEAD_DIM: tl.constexpr = 2 * HALF
     BLOCK_D: tl.constexpr = 2 * BLOCK_HALF
-    tile = tl.program_id(0)
-    k_head = tl.program_id(1).to(tl.int64)
-    first = tl.load(work + 4 * tile)
-    end = tl.load(work + 4 * tile + 1)
-    key = tl.load(work + 4 * tile + 2)
+    tile = tl.program_id(0) // K_HEADS
+    k_head = (tl.program_id(0) % K_HEADS).to(tl.int64)
+    first = tl.load(work + 3 * tile)
+    end = tl.load(work + 3 * tile + 1)
+    key = tl.load(work + 3 * tile + 2)
     if WINDOW:
         key = tl.maximum(key, first - window + 1)
     row = tl.arange(0, BLOCK_M)
@@ -185,7 +201,7 @@ def attention_forward(
     flat = (first.to(tl.int64) * K_HEADS + k_head) * GROUP
     to = local * (K_HEADS * GROUP) + head
     if ROPE:
-        c, s = load_turns(cos, sin, token - start, live, HALF, BLOCK_HALF)
+        c, s = load_turns(cos, sin, starts, first, end, HALF, BLOCK_M // BLOCK_G, BLOCK_G, BLOCK_HALF)
         qa, qb = turned(qa, qb, c, s)
         if KEEP_Q:
             store_block(q_kept + flat * HEAD_DIM, to * HEAD_DIM, live, 0, qa, HALF, BLOCK_HALF)

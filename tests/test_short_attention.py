@@ -154,6 +154,10 @@ def test_types_that_the_kernels_or_the_interpreter_lack_are_the_references(
     check(engine, [9, 4], (4, 2), 32, dtype)
 
 
+def test_more_heads_share_keys_than_a_tile_has_rows(engine: str) -> None:
+    check(engine, [5, 4], (70, 1), 16)
+
+
 def test_one_sequence_fills_the_row_and_tiny_ones_do(engine: str) -> None:
     check(engine, [150], (4, 1), 32)
     check(engine, [1, 2] * 40, (4, 1), 32)
@@ -248,6 +252,7 @@ def test_what_cannot_be_attended_is_refused_by_shape(engine: str) -> None:
     refused: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         ("same T and D", (q, k[:5], v[:5], work), {}),
         ("no multiple", (q[:, :3], k, v, work), {}),
+        ("31 dimensions", (q[..., :31], k[..., :31], v[..., :31], work), {}),
         ("must be the same", (q, k.float(), v, work), {}),
         ("for 7 tokens", (q, k, v, listed([7], Tiles(4, 4), device)), {}),
         ("go together", (q, k, v, work), {"cos": cos}),

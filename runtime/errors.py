@@ -61,3 +61,11 @@ class StreamError(PadlessError, ValueError):
 
 class StateError(PadlessError, ValueError):
     """A saved position that belongs to another data set, seed or version."""
+
+
+class AttentionError(PadlessError, ValueError):
+    """A call of attention that contradicts itself, or boundaries that do not fit its tokens."""
+
+
+class BackendError(AttentionError):
+    """An attention backend that was asked for and cannot do the call."""

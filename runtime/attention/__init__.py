@@ -22,6 +22,7 @@ from padless.runtime.attention import (
     flex,
     sdpa,
     sdpa_mask,
+    short,
     xformers,
 )
 from padless.runtime.attention.backend import Backend, Options, Request
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 BACKENDS: dict[str, Backend] = {
+    "short": short.BACKEND,
     "flash": flash.BACKEND,
     "flash_attn_2": flash_attn_2.BACKEND,
     "flash_attn_3": flash_attn_3.BACKEND,
@@ -53,7 +55,7 @@ BACKENDS: dict[str, Backend] = {
     "sdpa": sdpa.BACKEND,
     "sdpa_mask": sdpa_mask.BACKEND,
 }
-AUTO = ("flash", "efficient", "flex", "sdpa")
+AUTO = ("short", "flash", "efficient", "flex", "sdpa")
 """Fastest first, as scripts/bench_attention.py found them; `sdpa` can do every call."""
 
 
@@ -135,7 +137,8 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 def choose(request: Request, backend: str = "auto") -> str:
     """The name of the backend that does a call; raises BackendError where the one asked for cannot."""
     if backend == "auto":
-        return next(name for name in AUTO if BACKENDS[name].unavailable(request) is None)
+        able = (name for name in AUTO if BACKENDS[name].unavailable(request) is None)
+        return next(name for name in able if BACKENDS[name].fastest(request))
     if backend not in BACKENDS:
         raise BackendError(
             f"there is no attention backend {backend!r}; there are auto, {', '.join(BACKENDS)}"

@@ -64,6 +64,8 @@ class Backend:
     """Why it cannot do a call; None where it can."""
     forward: Callable[[Tensor, Tensor, Tensor, Boundaries, Options], Tensor]
     """q [T, Hq, D], k, v [T, Hk, D] -> [T, Hq, D], differentiable; only called where it is available."""
+    fastest: Callable[[Request], bool] = lambda request: True
+    """Whether `auto` takes it where it can do a call: it was measured, and beat those after it."""
     traceable: bool = True
     """Whether torch.compile can look inside; where not, a compiled program holds it as one operator."""
 

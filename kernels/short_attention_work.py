@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,18 +39,18 @@ class WorkList:
     key_tiles: int
     max_seqlen: int
 
-    @property
+    @cached_property
     def starts(self) -> Tensor:
         """int32 [T]: for each token the first of its sequence."""
         return self.buffer[: self.tokens]
 
-    @property
+    @cached_property
     def queries(self) -> Tensor:
         """int32 [query_tiles, 3]: first query, end of the queries, first key that they see."""
         at = _aligned(self.tokens)
         return self.buffer[at : at + 3 * self.query_tiles].view(-1, 3)
 
-    @property
+    @cached_property
     def keys(self) -> Tensor:
         """int32 [key_tiles, 3]: first key, end of the keys, end of the queries that see them."""
         at = _aligned(self.tokens) + _aligned(3 * self.query_tiles)

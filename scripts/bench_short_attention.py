@@ -2,12 +2,14 @@
 
     python scripts/bench_short_attention.py [--seconds S] [--output FILE]
 
-Libraries get q and k turned in place by our rotary kernel in one launch (the fastest of those in
-bench_rope), and their gradients turned back in place. `forward` keeps nothing, `both ways` is forward with
-what backward needs, then backward; median by the device's clock, over calls of all arms in turn, so that a
-clock that drifts meets all alike. `extra memory` is the peak of the way back beyond the three gradients.
-The floor is the bytes that must move (q, k, v in, out and log-sum-exp out; backward these and the gradient
-in, three out) over the speed of a copy in the same run. Checked against float64 before.
+The library is FlashAttention-2 as PyTorch bundles it; it gets q and k turned in place by our rotary kernel
+in one launch (the fastest of those in bench_rope), and its gradients turned back in place. `forward` keeps
+nothing; `both ways` is forward with what backward needs, then backward: kernels one after the other, by the
+device's clock (triton's do_bench, calls queued ahead). `called alone` is the same from an idle device,
+through autograd where there is one: Python's time shows where it is longer. `extra memory` is the peak of
+the way back beyond the three gradients. The floor is the bytes that must move (q, k, v in, out and
+log-sum-exp out; backward these and the gradient in, three out) over the speed of a copy in the same run.
+Errors are against float64, relative to the norm.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from pathlib import Path
 import torch
 from bench_results import Results
 from torch import Tensor
+from triton.testing import do_bench
 
 from padless.kernels.rope import rope_qk_
 from padless.kernels.rope_tables import rope_tables
 from padless.kernels.short_attention import short_attention, tiles_for
-from padless.kernels.short_attention_inputs import options_of
+from padless.kernels.short_attention_inputs import Saved, options_of
+from padless.kernels.short_attention_launch import backward, forward
 from padless.kernels.short_attention_ref import attend_ref, attend_ref_back
 from padless.kernels.short_attention_work import work_list
 
@@ -87,6 +91,17 @@ class Case:
         out = self.ours()
         return (out, *torch.autograd.grad(out, self.leaves, self.grad))
 
+    def kernels(self, *, keep: bool) -> Saved:
+        """Without autograd."""
+        q, k, v = (x.detach() for x in self.leaves)
+        return forward(q, k, v, self.work, self.cos, self.sin, options_of(q, None, None, None), keep=keep)
+
+    def kernels_both(self) -> tuple[Tensor, ...]:
+        """Without autograd."""
+        saved, v = self.kernels(keep=True), self.v.detach()
+        options = options_of(v, None, None, None)
+        return saved.out, *backward(saved, v, self.grad, self.work, self.cos, self.sin, options)
+
     def flash(self) -> tuple[Tensor, ...]:
         """RoPE in place, then FlashAttention-2 as PyTorch bundles it: q, k, and what backward takes."""
         q, k, v = self.given
@@ -130,8 +145,14 @@ class Case:
         return {"forward": forward * 1e6, "both ways": (forward + backward) * 1e6}
 
 
-def medians(arms: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Microseconds of a call, the caches cold of its inputs; arms take turns."""
+def device_us(run: Run, seconds: float) -> float:
+    """The median of a call among queued ones, the caches cold of its inputs, in microseconds."""
+    median: float = do_bench(run, warmup=20, rep=int(seconds * 1e3), return_mode="median")
+    return median * 1e3
+
+
+def alone_us(arms: dict[str, Run], seconds: float) -> dict[str, float]:
+    """Microseconds of a call on an idle device, the caches cold of its inputs; arms take turns."""
     flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
     for run in arms.values():
         for _ in range(3):
@@ -180,18 +201,22 @@ def bench(title: str, copied: float, seconds: float, results: Results) -> None:
         for arm, errors in case.errors().items():
             for name, error in zip(("result", "grad q", "grad k", "grad v"), errors, strict=True):
                 results.add(title, arm, f"error of {name}", error * 1e3, "1e-3")
-    with torch.no_grad():
-        forward = medians({"padless short": case.ours, "rope + flash": case.flash}, seconds)
-    case.restore()
-    both = medians({"padless short": case.ours_both, "rope + flash": case.flash_both}, seconds)
     floors = case.floors(copied)
-    for metric, took in (("forward", forward), ("both ways", both)):
+    runs: dict[str, dict[str, Run]] = {
+        "forward": {"padless short": lambda: case.kernels(keep=False), "rope + flash": case.flash},
+        "both ways": {"padless short": case.kernels_both, "rope + flash": case.flash_both},
+    }
+    for metric, arms in runs.items():
         results.add(title, "floor", metric, floors[metric], "us")
+        took = {arm: device_us(run, seconds) for arm, run in arms.items()}
         for arm, value in took.items():
             results.add(title, arm, metric, value, "us")
-        results.add(
-            title, "padless short", f"{metric}, speedup", took["rope + flash"] / took["padless short"], "x"
-        )
+        speedup = took["rope + flash"] / took["padless short"]
+        results.add(title, "padless short", f"{metric}, speedup", speedup, "x")
+    case.restore()
+    alone = alone_us({"padless short": case.ours_both, "rope + flash": case.flash_both}, seconds)
+    for arm, value in alone.items():
+        results.add(title, arm, "both ways, called alone", value, "us")
     case.restore()
     grads = sum(x.numel() * 2 for x in case.leaves)
     out = case.ours()
@@ -206,14 +231,14 @@ def bench(title: str, copied: float, seconds: float, results: Results) -> None:
 def main() -> None:
     """Reads the options and runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=0.5, help="a measurement")
+    parser.add_argument("--seconds", type=float, default=0.1, help="a measurement")
     folder = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path, default=folder / "bench_short_attention.jsonl")
     options = parser.parse_args()
     results = Results(bench="bench_short_attention", path=options.output)
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
-    copied = 2 * source.numel() * 4 / medians({"copy": lambda: target.copy_(source)}, 0.3)["copy"] * 1e6
+    copied = 2 * source.numel() * 4 / device_us(lambda: target.copy_(source), 0.2) * 1e6
     results.add("ceilings", "copy", "read and written", copied / 1e9, "GB/s")
     small = Case([64] * 4, 16, 8, 128)
     results.add("T=256 16/8 d=128", "padless short", "host, both ways", host_us(small.ours_both), "us")

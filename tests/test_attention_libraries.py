@@ -93,6 +93,7 @@ def test_a_backend_without_a_feature_says_so(name: str, feature: str, gpu: Any) 
         ("flash_attn_3", (9, 0), {"deterministic": True, "head_dim": 256}, "no deterministic"),
         ("flash_attn_4", (12, 0), {}, "9 to 11 and the device has 12"),
         ("flash_attn_4", (10, 0), {"head_dim": 192}, "at most 128, or of 256"),
+        ("flash_attn_4", (9, 0), {"tokens": 524_288}, "counts elements in 32 bits"),
         ("flex", (7, 5), {}, "needs compute capability 8.0"),
         ("flex", (9, 0), {"head_dim": 8}, "at least 16"),
         ("flex", (9, 0), {"tokens": 524_288}, "counts elements in 32 bits"),
@@ -152,6 +153,7 @@ def test_more_sequences_than_the_backward_pass_can_count_are_refused(name: str, 
         ((8, 0), {"head_dim": 512}, "efficient"),
         ((8, 0), {"dtype": torch.float64}, "sdpa"),
         ((9, 0), {"device": torch.device("cpu"), "dtype": torch.float32}, "sdpa"),
+        ((9, 0), {"device": torch.device("cpu"), "backward": False}, "sdpa"),
     ],
 )
 def test_auto_without_further_libraries(
@@ -162,6 +164,14 @@ def test_auto_without_further_libraries(
         module = sys.modules[f"padless.runtime.attention.{name}"]
         monkeypatch.setattr(module, "import_refusal", lambda *_: "it is not installed")
     assert choose(request(**changed)) == expected
+
+
+def test_auto_takes_flash_attention_4_where_the_row_is_worth_its_host_time(gpu: Any) -> None:
+    gpu((9, 0))
+    assert choose(request(tokens=8_192)) == "flash_attn_4"
+    assert choose(request(tokens=8_191)) == "flash"
+    gpu((8, 0))
+    assert choose(request(softcap=True)) == "flash_attn_2"
 
 
 def band(q: Tensor, bounds: Tensor, left: int | None, right: int | None, causal: bool) -> Tensor:
@@ -298,19 +308,25 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     module("xformers.ops", memory_efficient_attention=memory_efficient_attention)
     module("xformers.ops.fmha")
     module("xformers.ops.fmha.attn_bias", BlockDiagonalMask=bias, BlockDiagonalCausalMask=causal_bias)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", aten_flash_forward)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", aten_flash_backward)
+    for name, stand_in in (("forward", aten_flash_forward), ("backward", aten_flash_backward)):
+        operator = SimpleNamespace(default=stand_in)
+        monkeypatch.setattr(torch.ops.aten, f"_flash_attention_{name}", operator)
     monkeypatch.setattr(
         sys.modules["padless.runtime.attention.flash"], "_deterministic_backward", aten_flash_backward
     )
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["flash", "flash_attn_2", "flash_attn_3", "flash_attn_4", "xformers"])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        (name, case)
+        for name in ("flash", "flash_attn_2", "flash_attn_3", "flash_attn_4", "xformers")
+        for case, features in CASES.items()
+        if set(features) - {"causal", "scale"} <= HAS[name]
+    ],
+)
 def test_calls_say_what_is_meant(name: str, case: str, libraries: None) -> None:
     features = dict(CASES[case])
-    if not {key for key in features if key in ("window", "softcap", "sinks", "deterministic")} <= HAS[name]:
-        pytest.skip(f"{name} has not: {case}")
     fused = torch.randn(1, 10, 8, TOKENS, dtype=torch.float64).transpose(2, 3)  # no contiguous last dimension
     leaves = [x[0].transpose(0, 1).requires_grad_() for x in fused.split([6, 2, 2], 1)]
     sinks = torch.linspace(-1, 1, 6, dtype=torch.float64).requires_grad_() if features.get("sinks") else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,17 @@ torch = pytest.importorskip("torch")
 from attending import attend_slowly, bounds_of  # noqa: E402
 
 from padless.kernels import short_attention_work  # noqa: E402
-from padless.runtime.attention import BACKENDS, Options, Request, boundaries_of, choose, short  # noqa: E402
+from padless.runtime import attention  # noqa: E402
+from padless.runtime.attention import (  # noqa: E402
+    BACKENDS,
+    Options,
+    Request,
+    backend,
+    boundaries_of,
+    choose,
+    flash_attn_3,
+    flash_attn_4,
+)
 from padless.runtime.errors import BackendError  # noqa: E402
 from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
 
@@ -30,12 +41,18 @@ def request(**changed: Any) -> Request:
 
 
 @pytest.fixture
-def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if CUDA tensors lay on an H200."""
-    from padless.runtime.attention import backend
+def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says of what compute capability CUDA devices are, and which libraries can be imported."""
 
-    for module in (backend, short):
-        monkeypatch.setattr(module, "capability_of", lambda device: (9, 0))
+    def be(capability: tuple[int, int], *libraries: str) -> None:
+        def refusal(module: str, package: str) -> str | None:
+            return None if package in libraries else f"{package} is not installed"
+
+        for module in (attention, backend, flash_attn_3, flash_attn_4):
+            monkeypatch.setattr(module, "capability_of", lambda device: capability, raising=False)
+            monkeypatch.setattr(module, "import_refusal", refusal, raising=False)
+
+    return be
 
 
 @pytest.mark.parametrize(
@@ -78,24 +95,29 @@ def test_a_batch_on_a_device_knows_its_boundaries_without_waiting() -> None:
     assert boundaries_of(moved, 10, 18).lengths() == LENGTHS
 
 
-def test_auto_takes_it_where_it_was_measured_and_rows_are_short(h200: None) -> None:
-    longest = short.FASTEST_UP_TO[9, 0]
+def test_auto_takes_it_for_long_rows_of_short_sequences(device: Callable[..., None]) -> None:
+    device((9, 0))
     assert choose(request()) == "short"
-    assert choose(request(sequences=1, tokens=longest)) == "short"
-    assert choose(request(sequences=1, tokens=longest + 1)) == "flash"
+    assert choose(request(tokens=16_383)) == "flash"
+    assert choose(request(tokens=32_768, sequences=4)) == "short"
+    assert choose(request(tokens=32_769, sequences=4)) == "flash"
+
+
+def test_auto_takes_a_faster_library_from_shorter_ones(device: Callable[..., None]) -> None:
+    device((9, 0), "flash-attn-4")
+    assert choose(request(sequences=32)) == "short"
+    assert choose(request(sequences=31)) == "flash_attn_4"
+
+
+def test_auto_leaves_devices_that_were_not_measured(device: Callable[..., None]) -> None:
+    device((8, 0))
+    assert choose(request()) == "flash"
+    assert choose(request(), "short") == "short"
 
 
 @pytest.mark.parametrize("changed", [{"causal": False}, {"head_dim": 264}, {"dtype": torch.float32}], ids=str)
-def test_what_it_cannot_do_goes_to_a_library(h200: None, changed: dict[str, Any]) -> None:
+def test_what_it_cannot_do_goes_to_a_library(device: Callable[..., None], changed: dict[str, Any]) -> None:
+    device((9, 0))
     assert choose(request(**changed)) != "short"
     with pytest.raises(BackendError, match="'short' cannot do this"):
         choose(request(**changed), "short")
-
-
-def test_auto_leaves_devices_that_were_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    from padless.runtime.attention import backend
-
-    for module in (backend, short):
-        monkeypatch.setattr(module, "capability_of", lambda device: (8, 0))
-    assert choose(request()) == "flash"
-    assert choose(request(), "short") == "short"

@@ -9,6 +9,7 @@ backend that is asked for by name and cannot is an error with the reason, never 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from padless.runtime.attention import (
     short,
     xformers,
 )
-from padless.runtime.attention.backend import Backend, Options, Request
+from padless.runtime.attention.backend import Backend, Options, Request, capability_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.inputs import check_inputs
 from padless.runtime.attention.opaque import forward_opaque
@@ -35,6 +36,7 @@ __all__ = [
     "AUTO",
     "BACKENDS",
     "Boundaries",
+    "Choice",
     "Options",
     "Request",
     "attend",
@@ -55,8 +57,47 @@ BACKENDS: dict[str, Backend] = {
     "sdpa": sdpa.BACKEND,
     "sdpa_mask": sdpa_mask.BACKEND,
 }
-AUTO = ("short", "flash", "efficient", "flex", "sdpa")
-"""Fastest first, as scripts/bench_attention.py found them; `sdpa` can do every call."""
+
+
+class Choice(NamedTuple):
+    """A backend that `auto` takes where it can do the call."""
+
+    backend: str
+    tokens: int = 0
+    """Tokens of the row, at least: below, the host's time for a call is longer than the device's."""
+    mean_length: int | None = None
+    """Tokens of a sequence on average, at most."""
+    capability: tuple[int, int] | None = None
+    """Taken on devices of this compute capability alone, where it was measured."""
+    on_cpu: bool = True
+    """Whether it is taken there too, where it runs there."""
+
+    def fits(self, request: Request) -> bool:
+        """Whether the call is one for which it was found the fastest."""
+        on_cpu = request.device.type == "cpu"
+        if request.tokens < self.tokens or (on_cpu and not self.on_cpu):
+            return False
+        if self.mean_length is not None and request.tokens > self.mean_length * request.sequences:
+            return False
+        return self.capability is None or (not on_cpu and capability_of(request.device) == self.capability)
+
+
+AUTO = (
+    Choice("short", tokens=16_384, mean_length=512, capability=(9, 0)),
+    Choice("flash_attn_4", tokens=8_192),
+    Choice("flash_attn_3", tokens=8_192),
+    Choice("short", tokens=16_384, mean_length=8_192, capability=(9, 0)),
+    Choice("flash"),
+    Choice("flash_attn_2"),
+    Choice("efficient"),
+    Choice("flex", on_cpu=False),
+    Choice("sdpa"),
+)
+"""Fastest first, as scripts/bench_attention.py and bench_short_attention.py found them on an H200; `sdpa` can
+do every call.
+
+FlashAttention-3 could not be had there; its place is by what others report.
+"""
 
 
 def varlen_attention(
@@ -137,8 +178,9 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 def choose(request: Request, backend: str = "auto") -> str:
     """The name of the backend that does a call; raises BackendError where the one asked for cannot."""
     if backend == "auto":
-        able = (name for name in AUTO if BACKENDS[name].unavailable(request) is None)
-        return next(name for name in able if BACKENDS[name].fastest(request))
+        for choice in AUTO:
+            if choice.fits(request) and BACKENDS[choice.backend].unavailable(request) is None:
+                return choice.backend
     if backend not in BACKENDS:
         raise BackendError(
             f"there is no attention backend {backend!r}; there are auto, {', '.join(BACKENDS)}"

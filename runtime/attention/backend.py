@@ -64,8 +64,6 @@ class Backend:
     """Why it cannot do a call; None where it can."""
     forward: Callable[[Tensor, Tensor, Tensor, Boundaries, Options], Tensor]
     """q [T, Hq, D], k, v [T, Hk, D] -> [T, Hq, D], differentiable; only called where it is available."""
-    fastest: Callable[[Request], bool] = lambda request: True
-    """Whether `auto` takes it where it can do a call: it was measured, and beat those after it."""
     traceable: bool = True
     """Whether torch.compile can look inside; where not, a compiled program holds it as one operator."""
 
@@ -103,6 +101,14 @@ def cuda_refusal(
         have, want = (".".join(map(str, x)) for x in (found, capability))
         return f"it needs compute capability {want} and the device has {have}"
     return None
+
+
+def element_overflow(request: Request) -> str | None:
+    """The reason of kernels that count q's elements in 32 bits."""
+    size = request.tokens * request.q_heads * request.head_dim
+    if size < INT32:
+        return None
+    return f"it counts elements in 32 bits, and q has {size:,}; make the row shorter"
 
 
 def last_contiguous(x: Tensor) -> Tensor:

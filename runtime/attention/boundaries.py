@@ -134,5 +134,3 @@ def _check_values(on_host: Tensor, max_seqlen: int, tokens: int) -> None:
         longest = max(longest, length)
     if max_seqlen < longest:
         raise AttentionError(f"max_seqlen is {max_seqlen} and the longest sequence has {longest} tokens")
-    if max_seqlen > max(tokens, 1):
-        raise AttentionError(f"max_seqlen is {max_seqlen} and there are {tokens} tokens in all")

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from padless.runtime.attention.backend import (
-    INT32,
     Backend,
     Options,
     Request,
     cuda_refusal,
+    element_overflow,
     lacks,
     last_contiguous,
 )
@@ -32,10 +32,7 @@ def _unavailable(request: Request) -> str | None:
     else:
         capability = (5, 0)
     reason = cuda_refusal(request, capability=capability, dtypes=dtypes, head_dim=512)
-    size = request.tokens * request.q_heads * request.head_dim
-    if reason is None and size >= INT32:
-        reason = f"it counts elements in 32 bits, and q has {size:,}; make the row shorter"
-    return reason or lacks(request, "softcap", "sinks", "deterministic")
+    return reason or element_overflow(request) or lacks(request, "softcap", "sinks", "deterministic")
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
@@ -94,8 +91,9 @@ class _Efficient(torch.autograd.Function):
 
 @torch.library.custom_op("padless::efficient_backward", mutates_args=())
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, bounds: Tensor, longest_q: int, longest_k: int,
-    lse: Tensor, seed: Tensor, offset: Tensor, mask_type: int, scale: float, window: int | None,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, bounds: Tensor, longest_q: int,
+    longest_k: int, lse: Tensor, seed: Tensor, offset: Tensor, mask_type: int, scale: float,
+    window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """An operator of our own, because aten's has a shape function for other arguments than it takes."""
     grad_q, grad_k, grad_v, _ = torch.ops.aten._efficient_attention_backward(

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from padless.runtime.attention.backend import INT32, Backend, Options, Request, cuda_refusal, import_refusal
+from padless.runtime.attention.backend import (
+    INT32,
+    Backend,
+    Options,
+    Request,
+    cuda_refusal,
+    element_overflow,
+    import_refusal,
+)
 from padless.runtime.attention.boundaries import Boundaries
 
 BLOCK = 128
@@ -36,10 +44,7 @@ def _unavailable(request: Request) -> str | None:
     reason = cuda_refusal(request, capability=(8, 0), dtypes=dtypes, head_dim=256)
     if reason is None and request.head_dim < 16:
         reason = f"it takes heads of at least 16 and q's have {request.head_dim}"
-    size = request.tokens * request.q_heads * request.head_dim
-    if reason is None and size >= INT32:
-        reason = f"it counts elements in 32 bits, and q has {size:,}; make the row shorter"
-    return reason or import_refusal("triton", "triton")
+    return reason or element_overflow(request) or import_refusal("triton", "triton")
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
@@ -78,44 +83,61 @@ def _softcap(cap: float) -> Callable[..., Tensor]:
 
 
 def block_mask(boundaries: Boundaries, causal: bool, window: int | None) -> BlockMask:
-    """The mask of a packed row, from its boundaries, on their device.
+    """The mask of a packed row, from its boundaries, on their device: tokens see what lies in a range.
 
-    A token sees keys from `low` to `high`, both included. Keys beyond the row, in its last block, are in
-    nobody's range.
+    A query sees the keys from `low` to `high`, a key is seen by the queries from `first` to `last`, all
+    included. What lies behind the row, in its last block, sees and is seen by nothing.
     """
-    bounds, tokens = boundaries.cu_seqlens.long(), boundaries.tokens
-    blocks = -(-tokens // BLOCK)
-    at = torch.arange(blocks * BLOCK, device=bounds.device)
-    sequence = torch.bucketize(at.clamp(max=tokens - 1), bounds[1:], right=True)
-    low, end = bounds[sequence], bounds[sequence + 1]
-    high = torch.minimum(at, end - 1) if causal else end - 1
-    if window is not None:
-        low = torch.maximum(low, at - window + 1)
-
-    # By blocks of queries: what any of its tokens sees, and what all of them see.
-    lows, highs = low.view(blocks, BLOCK), high.view(blocks, BLOCK)
-    first, last = lows.amin(1) // BLOCK, highs.amax(1) // BLOCK
-    full_from = -(-lows.amax(1) // BLOCK)
-    full_to = (highs.amin(1) + 1) // BLOCK
-    full = (full_to - full_from).clamp(min=0)
-    full_to = full_from + full
-    before = torch.where(full > 0, full_from - first, last + 1 - first)
-    partial = last + 1 - first - full
-
-    nth = torch.arange(blocks, device=bounds.device)
-    columns = first[:, None] + nth
-    columns = torch.where(nth < before[:, None], columns, columns + full[:, None]).clamp(max=blocks - 1)
-    full_columns = (full_from[:, None] + nth).clamp(max=blocks - 1)
+    bounds, tokens = boundaries.cu_seqlens, boundaries.tokens
+    at = torch.arange(-(-tokens // BLOCK) * BLOCK, dtype=torch.int32, device=bounds.device)
+    sequence = torch.bucketize(at.clamp(max=tokens - 1), bounds, right=True) - 1
+    start, end = bounds[sequence], bounds[sequence + 1] - 1
+    low = start if window is None else torch.maximum(start, at - window + 1)
+    high = torch.minimum(at, end) if causal else end
+    first = at if causal else start
+    last = end if window is None else torch.minimum(end, at + window - 1)
+    high, last = (torch.where(at < tokens, x, -1) for x in (high, last))
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (low[query] <= key) & (key <= high[query])
 
-    counts, columns, full_counts, full_columns = (
-        x.to(torch.int32)[None, None].contiguous() for x in (partial, columns, full, full_columns)
+    keys, queries = _blocks(low, high), _blocks(first, last)
+    return BlockMask(
+        seq_lengths=(tokens, tokens),
+        kv_num_blocks=keys[0],
+        kv_indices=keys[1],
+        full_kv_num_blocks=keys[2],
+        full_kv_indices=keys[3],
+        q_num_blocks=queries[0],
+        q_indices=queries[1],
+        full_q_num_blocks=queries[2],
+        full_q_indices=queries[3],
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=mask_mod,
     )
-    return BlockMask.from_kv_blocks(
-        counts, columns, full_counts, full_columns, BLOCK, mask_mod, (tokens, tokens)
-    )
+
+
+def _blocks(low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
+    """Ranges of tokens -> ranges of blocks: for each block those that some of its tokens see but not all,
+    counts [1, 1, blocks] and indices [1, 1, blocks, blocks], and the same of those that all see in full.
+
+        some    [ from .................. to ]
+        all           [ inner .... outer )
+    """
+    lows, highs = low.view(-1, BLOCK), high.view(-1, BLOCK)
+    begin, end = lows.amin(1) // BLOCK, highs.amax(1) // BLOCK + 1
+    inner = -(-lows.amax(1) // BLOCK)
+    full = ((highs.amin(1) + 1) // BLOCK - inner).clamp(min=0)
+    partial = end - begin - full
+    before = torch.where(full > 0, inner - begin, partial)
+
+    most = lows.shape[0] - 1
+    nth = torch.arange(most + 1, dtype=torch.int32, device=low.device)
+    behind = torch.where(nth < before[:, None], 0, full[:, None])
+    indices = (begin[:, None] + nth + behind).clamp(max=most)
+    full_indices = (inner[:, None] + nth).clamp(max=most)
+    made = (x.to(torch.int32)[None, None] for x in (partial, indices, full, full_indices))
+    return tuple(made)
 
 
 BACKEND = Backend(unavailable=_unavailable, forward=_forward)

@@ -10,16 +10,17 @@ from padless.runtime.errors import AttentionError
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, options: Options) -> None:
     """Raises AttentionError, naming shapes and values, for a call that no backend could do."""
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if q.ndim != 3 or k.ndim != 3 or k.shape != v.shape or q.shape[0] != k.shape[0]:
-        raise AttentionError(f"q must be [T, Hq, D], k and v [T, Hk, D], with the same tokens: {shapes}")
+        raise AttentionError(
+            f"q must be [T, Hq, D], k and v [T, Hk, D], with the same tokens: {_shapes(q, k, v)}"
+        )
     if q.shape[2] != k.shape[2]:
         raise AttentionError(
-            f"q and k have heads of {q.shape[2]} and {k.shape[2]}; they must match: {shapes}"
+            f"q and k have heads of {q.shape[2]} and {k.shape[2]}; they must match: {_shapes(q, k, v)}"
         )
     if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise AttentionError(
-            f"{q.shape[1]} heads of q are no multiple of {k.shape[1]} heads of k and v: {shapes}"
+            f"{q.shape[1]} heads of q are no multiple of {k.shape[1]} heads of k and v: {_shapes(q, k, v)}"
         )
     if not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
         raise AttentionError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}; they must be one floating type")
@@ -41,3 +42,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, options: O
             f"sinks are {list(sinks.shape)} on {sinks.device}; they must be [{q.shape[1]}], one a head of q,"
             f" on {q.device}"
         )
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"

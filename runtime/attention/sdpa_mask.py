@@ -29,8 +29,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 
 def block_mask(boundaries: Boundaries, options: Options) -> Tensor:
     """[T, T] bool: True where the row's token sees the column's."""
-    at = torch.arange(boundaries.tokens, device=boundaries.cu_seqlens.device)
-    sequence = torch.bucketize(at, boundaries.cu_seqlens[1:], right=True)
+    bounds = boundaries.cu_seqlens
+    at = torch.arange(boundaries.tokens, dtype=torch.int32, device=bounds.device)
+    sequence = torch.bucketize(at, bounds, right=True)
     mask = sequence[:, None] == sequence[None, :]
     if options.causal:
         mask = mask & (at[:, None] >= at[None, :])

@@ -1,4 +1,4 @@
-"""Our own kernels for rows of short sequences: where they are the fastest that was measured.
+"""Our own kernels for rows of short sequences, where nothing that was measured is faster.
 
 A tile is a few tokens' queries of all heads that share keys, so that rows of 50 to 300 tokens keep a
 device busy, and the way back writes each gradient once, without sums in float32. The tiles come from
@@ -11,26 +11,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from padless.runtime.attention.backend import Backend, Options, Request, capability_of, cuda_refusal, lacks
+from padless.runtime.attention.backend import Backend, Options, Request, cuda_refusal, lacks
 from padless.runtime.attention.boundaries import Boundaries
-
-FASTEST_UP_TO = {(9, 0): 8_192}
-"""By compute capability: the mean length up to which they beat the others in AUTO, forward and back, as
-scripts/bench_short_attention.py found it. A device that is not named was not measured."""
 
 
 def _unavailable(request: Request) -> str | None:
     if not request.causal:
         return "it is causal alone"
+    if torch.compiler.is_compiling():
+        return "a compiled program makes boundaries, and so tiles, anew in every layer"
     half = (torch.float16, torch.bfloat16)
     return lacks(request, "sinks") or cuda_refusal(request, capability=(8, 0), dtypes=half, head_dim=256)
-
-
-def _fastest(request: Request) -> bool:
-    if torch.compiler.is_compiling():  # a compiled program makes boundaries, and so tiles, in every layer
-        return False
-    longest = FASTEST_UP_TO.get(capability_of(request.device), 0)
-    return request.tokens <= longest * request.sequences
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
@@ -48,4 +39,4 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
     return short_attention(q, k, v, work, scale=options.scale, window=options.window, softcap=options.softcap)
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward, fastest=_fastest, traceable=False)
+BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False)

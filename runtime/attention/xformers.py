@@ -6,6 +6,7 @@ are waited for, once a batch. Grouped k and v are repeated: its backward passes 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +24,18 @@ def _unavailable(request: Request) -> str | None:
         reason
         or lacks(request, "softcap", "sinks", "deterministic")
         or import_refusal("xformers.ops", "xformers")
+        or _kernels_refusal()
     )
+
+
+@cache
+def _kernels_refusal() -> str | None:
+    """A wheel for another torch imports, and then has no kernels."""
+    try:
+        from xformers._cpp_lib import _built_with_cuda
+    except ImportError:
+        return None
+    return None if _built_with_cuda else "xformers' kernels do not load; it is built for another torch"
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:

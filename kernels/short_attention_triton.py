@@ -101,7 +101,7 @@ def capped(s, cap, steepness, SOFTCAP: tl.constexpr):
         return s, 1.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def turn_keys(
     k,
     out,
@@ -161,7 +161,6 @@ def attention_forward(
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
     ROPE: tl.constexpr,
-    KEEP_Q: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     LONG: tl.constexpr,
@@ -169,6 +168,7 @@ def attention_forward(
     BLOCK_HALF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    KEEP_Q: tl.constexpr,
 ):
     """Grid: query tiles by heads of k, a tile's heads together. Writes out [T, Hq, D] and lse [T, Hq] in base
     2, both contiguous.

@@ -17,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .rope_launch import MAX_KEPT, Launch, alignment, fire
+from .rope_launch import MAX_KEPT, alignment
 from .short_attention_backward import attention_backward_keys, attention_backward_queries
 from .short_attention_inputs import Options, Saved
 from .short_attention_triton import attention_forward, turn_keys
@@ -76,7 +76,16 @@ def _numbers(options: Options) -> tuple[float, float, float]:
     return 1.0, options.softcap * log2e, 2 * log2e * options.scale / options.softcap
 
 
-_LAUNCHES: dict[tuple[Any, ...], Launch] = {}
+class Kept(NamedTuple):
+    """A compiled kernel, and its arguments after the scalars: integers, then constants."""
+
+    run: Any
+    function: Any
+    metadata: Any
+    numbers: tuple[Any, ...]
+
+
+_LAUNCHES: dict[tuple[Any, ...], Kept] = {}
 
 
 def _launch(
@@ -96,23 +105,21 @@ def _launch(
     key = (name, device, types, integers, *constants.values(), alignment(*pointers))
     kept = _LAUNCHES.get(key)
     if kept is not None:
-        fire(kept._replace(grid=(programs, 1, 1)), device, pointers, *scalars)
+        kept.run(
+            programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), kept.function, kept.metadata,
+            None, None, None, *pointers, *scalars, *kept.numbers,
+        )  # fmt: skip
         return
     compiled = kernel[(programs, 1, 1)](
-        *tensors,
-        *scalars,
-        *integers,
-        **constants,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
-        enable_fp_fusion=True,
-    )
+        *tensors, *scalars, *integers, **constants,
+        num_warps=shape.warps, num_stages=shape.stages, enable_fp_fusion=True,
+    )  # fmt: skip
     if compiled is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:
         _LAUNCHES.clear()
     numbers = (*integers, *constants.values())
-    _LAUNCHES[key] = Launch(compiled.run, compiled, (programs, 1, 1), numbers, 0, 0, 0)
+    _LAUNCHES[key] = Kept(compiled.run, compiled.function, compiled.packed_metadata, numbers)
 
 
 def _elsewhere(x: Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from .qk_norm_rope_ref import NormInputs, check_norm, norm_rotate_ref, norm_rotate_ref_back
 from .rope import lying_like, runs_kernel
-from .rope_inputs import RopeInputs, check_inputs, check_length, rotary_dim_of
+from .rope_inputs import RopeInputs, check_inputs, check_length
 
 Gradients = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -51,10 +51,9 @@ def qk_norm_rope(
     Differentiable, once, in q, k and both weights. Raises ValueError and TypeError, naming shapes, before
     anything is launched.
     """
-    check_length(cos, max_seqlen)
-    given = RopeInputs(
-        cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim_of(cos, rotary_dim), interleaved
-    )
+    if max_seqlen is not None:
+        check_length(cos, max_seqlen)
+    given = RopeInputs(cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim, interleaved).settled()
     norm = NormInputs(q_weight, k_weight, eps, plus_one)
     if q.ndim == 3 and k.ndim == 3:
         new_q, new_k = _apply(q[None], k[None], norm, given)

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from .launch import keep
 from .qk_norm_rope_backward import norm_rope_backward_kernel
 from .qk_norm_rope_ref import NormInputs, check_norm
 from .qk_norm_rope_triton import norm_rope_kernel
@@ -22,7 +23,6 @@ from .rope_launch import (
     Tile,
     alignment,
     check_types,
-    fire,
     is_long,
     key_of,
     source_of,
@@ -103,7 +103,8 @@ def _launch(heads: tuple[Tensor, ...], partials: Tensor | None, norm: NormInputs
         check_types(q, given)
         _launch_first(key, heads, tensors, scalars, partials, norm, given)
         return
-    fire(launch, device, pointers, launch.tokens, launch.length, *scalars)
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    launch.again(stream, *pointers, launch.tokens, launch.length, *scalars)
 
 
 def _launch_first(
@@ -122,7 +123,7 @@ def _launch_first(
     if tokens == 0 or head_dim == 0:
         return
     source, row_strides = source_of(given)
-    half = given.rotary_dim // 2
+    half = given.turned // 2
     kernel: Any
     if partials is None:
         kernel, tile = norm_rope_kernel, tile_for(q_heads, k_heads, head_dim)
@@ -148,17 +149,15 @@ def _launch_first(
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),
-        "BLOCK_REST": triton.next_power_of_2(max(1, head_dim - given.rotary_dim)),
+        "BLOCK_REST": triton.next_power_of_2(max(1, head_dim - given.turned)),
     }
     strides = (*(step for x in heads for step in x.stride()), *row_strides)
     # Without fused multiply-add the kernel rounds as PyTorch does, and memory is the limit anyway.
-    compiled = kernel[grid](
-        *tensors, tokens, length, *scalars, *strides, **constants,
-        num_warps=tile.warps, enable_fp_fusion=False,
-    )  # fmt: skip
+    changing = (*tensors, tokens, length, *scalars)
+    compiled = kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=False)
     if compiled is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:
         _LAUNCHES.clear()
-    numbers = (*strides, *constants.values())
-    _LAUNCHES[key] = Launch(compiled.run, compiled, grid, numbers, tokens, length, 0)
+    again = keep(compiled, grid, (*changing, *strides, *constants.values()), len(changing))
+    _LAUNCHES[key] = Launch(again, tokens, length, given.cos.shape[0], 0)

@@ -3,8 +3,8 @@
 In place saves the memory of q and k, in every layer, and may change what somebody else still needs.
 What autograd saved is watched: the version counters of q and k go up, so that an operator upstream
 that saved its output (exp does, linear layers and the norms of Llama, Qwen and Gemma do not) raises in
-its backward pass instead of taking turned values. Gradients are never turned in place: autograd may hand
-the same gradient to somebody else.
+its backward pass instead of taking turned values. Gradients are turned in place only where the caller
+says so (`reuse_grads`): autograd may hand the same gradient to somebody else.
 
 Where there is no Triton kernel to run (CPU tensors without TRITON_INTERPRET=1, float64, other devices)
 the reference in rope_ref computes the same.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .rope_inputs import RopeInputs, check_apart, check_inputs, check_length, rotary_dim_of
+from .rope_inputs import RopeInputs, check_apart, check_inputs, check_length
 from .rope_ref import rotate_ref
 
 
@@ -55,14 +55,10 @@ def rope_qk(
 
     Raises ValueError and TypeError, naming shapes, before anything is launched.
     """
-    given = RopeInputs(
-        cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim_of(cos, rotary_dim), interleaved
-    )
-    check_length(cos, max_seqlen)
-    if q.ndim == 3 and k.ndim == 3:
-        new_q, new_k = _apply(q[None], k[None], given, in_place=False)
-        return new_q[0], new_k[0]
-    return _apply(q, k, given, in_place=False)
+    if max_seqlen is not None:
+        check_length(cos, max_seqlen)
+    given = RopeInputs(cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim, interleaved)
+    return _apply(q, k, given, False, False)
 
 
 def rope_qk_(
@@ -77,30 +73,34 @@ def rope_qk_(
     rotary_dim: int | None = None,
     frequency_axes: Tensor | None = None,
     max_seqlen: int | None = None,
+    reuse_grads: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`rope_qk` in place: q and k are overwritten, and returned. Go on with what is returned.
 
     Under autograd the returned tensors carry the history; where q or k is a view (a transposed or split
     projection), the old handles hold the turned values with the old history, and are not to be used on.
+    With `reuse_grads` the backward pass turns its gradients in place too, and allocates nothing: for callers
+    who know that nobody else keeps them, as where q and k go into an attention and nowhere else.
 
     Raises ValueError where q or k overlaps itself or the other in memory, RuntimeError for a leaf that
     requires grad, and what `rope_qk` raises.
     """
-    given = RopeInputs(
-        cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim_of(cos, rotary_dim), interleaved
-    )
-    check_length(cos, max_seqlen)
-    if q.ndim == 3 and k.ndim == 3:
-        new_q, new_k = _apply(q[None], k[None], given, in_place=True)
-        return (new_q[0], new_k[0]) if new_q.requires_grad or new_k.requires_grad else (q, k)
-    return _apply(q, k, given, in_place=True)
+    if max_seqlen is not None:
+        check_length(cos, max_seqlen)
+    given = RopeInputs(cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim, interleaved)
+    return _apply(q, k, given, True, reuse_grads)
 
 
-def _apply(q: Tensor, k: Tensor, given: RopeInputs, *, in_place: bool) -> tuple[Tensor, Tensor]:
+def _apply(
+    q: Tensor, k: Tensor, given: RopeInputs, in_place: bool, reuse_grads: bool
+) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
-        new_q, new_k = _traced(q, k, *given, False)
-        # An intermediate that is overwritten costs the compiled program no copy.
-        return (q.copy_(new_q), k.copy_(new_k)) if in_place else (new_q, new_k)
+        if rows := q.ndim == 3 == k.ndim:
+            q, k = q[None], k[None]
+        new_q, new_k = _traced(q, k, *given.settled(), False)
+        if in_place:  # an intermediate that is overwritten costs the compiled program no copy
+            new_q, new_k = q.copy_(new_q), k.copy_(new_k)
+        return (new_q[0], new_k[0]) if rows else (new_q, new_k)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         if given.cos.requires_grad or given.sin.requires_grad:
             raise ValueError("cos and sin require grad, and rotary tables get none here; detach them")
@@ -108,19 +108,21 @@ def _apply(q: Tensor, k: Tensor, given: RopeInputs, *, in_place: bool) -> tuple[
             for x in (q, k):
                 if x.requires_grad and (x.is_leaf or (x._base is not None and x._base.is_leaf)):
                     raise RuntimeError("a leaf that requires grad cannot be turned in place; use rope_qk")
-        turned: tuple[Tensor, Tensor] = _RotateQK.apply(q, k, given, False, in_place)  # type: ignore[no-untyped-call]
+        turned: tuple[Tensor, Tensor] = _RotateQK.apply(q, k, given, False, in_place, reuse_grads)  # type: ignore[no-untyped-call]
         return turned
-    return _rotate(q, k, given, inverse=False, in_place=in_place)
+    return _rotate(q, k, given, False, in_place)
 
 
-def _rotate(
-    q: Tensor, k: Tensor, given: RopeInputs, *, inverse: bool, in_place: bool
-) -> tuple[Tensor, Tensor]:
+def _rotate(q: Tensor, k: Tensor, given: RopeInputs, inverse: bool, in_place: bool) -> tuple[Tensor, Tensor]:
     """Turns without autograd's knowledge: by the kernel where it runs, else by the reference."""
     if runs_kernel(q):
         new_q, new_k = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
-        _kernel()(q, k, new_q, new_k, given, inverse=inverse)
+        _kernel()(q, k, new_q, new_k, given, inverse)
         return new_q, new_k
+    if q.ndim == 3 == k.ndim:
+        rows = _rotate(q[None], k[None], given, inverse, in_place)
+        return (q, k) if in_place else (rows[0][0], rows[1][0])
+    given = given.settled()
     check_inputs(q, k, given)
     if in_place:
         check_apart(q, k)
@@ -135,9 +137,10 @@ def _rotate(
 
 def runs_kernel(q: Tensor) -> bool:
     """Whether Triton takes q: on a CUDA device, or by its interpreter; float64 is left to the reference."""
-    if q.dtype == torch.float64:
-        return False
-    return q.is_cuda or (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")
+    if q.is_cuda:
+        return q.dtype != torch.float64
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and q.device.type == "cpu"
+    return interpreted and q.dtype != torch.float64
 
 
 @cache
@@ -153,11 +156,11 @@ class _RotateQK(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, given: RopeInputs, inverse: bool, in_place: bool
+        ctx: Any, q: Tensor, k: Tensor, given: RopeInputs, inverse: bool, in_place: bool, reuse_grads: bool
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(*given[:5])
-        ctx.rest, ctx.inverse = given[5:], inverse
-        new_q, new_k = _rotate(q, k, given, inverse=inverse, in_place=in_place)
+        ctx.rest, ctx.inverse, ctx.reuse_grads = given[5:], inverse, reuse_grads
+        new_q, new_k = _rotate(q, k, given, inverse, in_place)
         if not in_place:
             return new_q, new_k
         if q._base is None and k._base is None:
@@ -173,10 +176,10 @@ class _RotateQK(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         given = RopeInputs(*ctx.saved_tensors, *ctx.rest)
         if torch.is_grad_enabled():  # create_graph: the gradient is to be differentiated again
-            grad_q, grad_k = _RotateQK.apply(*grads, given, not ctx.inverse, False)  # type: ignore[no-untyped-call]
+            grad_q, grad_k = _RotateQK.apply(*grads, given, not ctx.inverse, False, False)  # type: ignore[no-untyped-call]
         else:
-            grad_q, grad_k = _rotate(grads[0], grads[1], given, inverse=not ctx.inverse, in_place=False)
-        return grad_q, grad_k, None, None, None
+            grad_q, grad_k = _rotate(grads[0], grads[1], given, not ctx.inverse, ctx.reuse_grads)
+        return grad_q, grad_k, None, None, None, None
 
 
 def lying_like(x: Tensor, new: Tensor) -> Tensor:
@@ -200,7 +203,7 @@ def _traced(
 ) -> tuple[Tensor, Tensor]:
     """The rotation as one operator, for torch.compile; eager calls take the shorter way around it."""
     given = RopeInputs(cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim, interleaved)
-    new_q, new_k = _rotate(q, k, given, inverse=inverse, in_place=False)
+    new_q, new_k = _rotate(q, k, given, inverse, False)
     return lying_like(q, new_q), lying_like(k, new_k)
 
 

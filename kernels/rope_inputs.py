@@ -27,22 +27,27 @@ class RopeInputs(NamedTuple):
     """int32 [N + 1] over the B * T tokens; positions restart at each."""
     frequency_axes: Tensor | None
     """int32 [R/2]: the row of position_ids that turns each frequency."""
-    rotary_dim: int
-    """R: how many leading dimensions of a head are turned."""
+    rotary_dim: int | None
+    """R: how many leading dimensions of a head are turned; None for what the tables tell."""
     interleaved: bool
     """Pairs are (0, 1), (2, 3), ... instead of (0, R/2), (1, R/2 + 1), ..."""
 
+    def settled(self) -> RopeInputs:
+        """The same with rotary_dim known: twice a table's width; the width of gathered cos unless told."""
+        if self.rotary_dim is not None:
+            return self
+        return self._replace(rotary_dim=self.cos.shape[-1] * (2 if self.cos.ndim == 2 else 1))
 
-def rotary_dim_of(cos: Tensor, rotary_dim: int | None) -> int:
-    """R: twice a table's width; the width of gathered cos unless told."""
-    if rotary_dim is not None:
-        return rotary_dim
-    return cos.shape[-1] * 2 if cos.ndim == 2 else cos.shape[-1]
+    @property
+    def turned(self) -> int:
+        """R, of settled inputs."""
+        assert self.rotary_dim is not None
+        return self.rotary_dim
 
 
-def check_length(cos: Tensor, max_seqlen: int | None) -> None:
-    """Raises ValueError for a table too short for the longest sequence, where that is known."""
-    if max_seqlen is not None and cos.ndim == 2 and max_seqlen > cos.shape[0]:
+def check_length(cos: Tensor, max_seqlen: int) -> None:
+    """Raises ValueError for a table too short for the longest sequence."""
+    if cos.ndim == 2 and max_seqlen > cos.shape[0]:
         raise ValueError(f"max_seqlen is {max_seqlen} and the table has {cos.shape[0]} rows; make it longer")
 
 
@@ -66,7 +71,7 @@ def check_inputs(q: Tensor, k: Tensor, given: RopeInputs) -> None:
 
 
 def _check_tables(q: Tensor, given: RopeInputs, shapes: str) -> None:
-    width, turned, head = given.cos.shape[-1], given.rotary_dim, q.shape[-1]
+    width, turned, head = given.cos.shape[-1], given.turned, q.shape[-1]
     if turned < 2 or turned % 2:
         raise ValueError(f"rotary dimension {turned} is odd or zero; dimensions turn in pairs: {shapes}")
     if turned > head:
@@ -112,9 +117,9 @@ def _check_positions(q: Tensor, given: RopeInputs, shapes: str) -> None:
         if not fits:
             want = "[T] or [B, T]" if axes is None else "[A, T] or [A, B, T] (frequency_axes are given)"
             raise ValueError(f"position_ids are {list(ids.shape)}; they must be {want}: {shapes}")
-    if axes is not None and (axes.dtype != torch.int32 or axes.shape != (given.rotary_dim // 2,)):
+    if axes is not None and (axes.dtype != torch.int32 or axes.shape != (given.turned // 2,)):
         raise ValueError(
-            f"frequency_axes are {axes.dtype} {list(axes.shape)}, not int32 [{given.rotary_dim // 2}]"
+            f"frequency_axes are {axes.dtype} {list(axes.shape)}, not int32 [{given.turned // 2}]"
         )
     if bounds is not None and (bounds.dtype != torch.int32 or bounds.ndim != 1 or bounds.shape[0] < 2):
         raise ValueError(

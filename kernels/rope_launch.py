@@ -1,9 +1,7 @@
 """The path to the rotary kernel's launch, which at 2,048 tokens would take longer than the kernel.
 
 What depends on shapes, strides and types alone is worked out once and kept: the checks, the tile, the
-compiled kernel. A later call makes a key, looks it up and hands addresses to Triton's own launcher,
-past its binder and its look at every tensor. The price: Triton's launch hooks (profilers of Triton's,
-not torch's) see the first launch of a kind only.
+compiled kernel. A later call makes a key, looks it up and hands addresses on (see `launch`).
 """
 
 # Triton's kernels have no types.
@@ -11,12 +9,17 @@ not torch's) see the first launch of a kind only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 import triton
 from torch import Tensor
 
+from .launch import Again, keep
 from .rope_inputs import DTYPES, RopeInputs, check_apart, check_inputs, span
 from .rope_tiles import CU_SEQLENS, GATHERED, INDEX, POSITION_IDS
 from .rope_triton import rope_kernel
@@ -33,28 +36,29 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile_for(q_heads: int, k_heads: int, head_dim: int) -> Tile:
-    """Two warps and 1,024 elements where a token's heads lie in a row of that size, otherwise 2,048.
+def tile_for(q_heads: int, k_heads: int, head_dim: int, tokens: int = 2**31) -> Tile:
+    """1,024 elements, by two warps where a token has as many, otherwise by one; twice that for short rows.
 
-    Measured on an H200 over 40 tiles at 32/8 heads of 128 and 14/2 of 64. Heads are a power of two that
-    divides both counts, where there is one: what a tile has beyond the last head is idle.
+    Measured on an H200 at 32/8 and 64/8 heads of 128 and 14/2 of 64. Heads are a power of two that
+    divides both counts, where there is one of four or more: what a tile has beyond the last head is idle.
+    Up to 4,096 tokens the device is filled once or twice, and larger tiles leave less to wait for.
     """
     common = (q_heads | k_heads) & -(q_heads | k_heads)
-    heads = min(8, common if common > 1 else triton.next_power_of_2(max(q_heads, k_heads)))
+    most = triton.next_power_of_2(max(q_heads, k_heads))
+    heads = min(8, most, max(4, common)) if common > 1 else min(8, most)
     per_token = heads * triton.next_power_of_2(head_dim)
-    return Tile(1 if per_token >= 1024 else min(16, 2048 // per_token), heads, 2)
+    if per_token < 1024:
+        return Tile(min(16, 1024 // per_token), heads, 1)
+    return Tile(1, 2 * heads, 4) if tokens <= 4096 and 2 * heads <= q_heads else Tile(1, heads, 2)
 
 
 class Launch(NamedTuple):
     """What one combination of shapes, strides and types needs to be launched again."""
 
-    run: Any
-    kernel: Any
-    grid: tuple[int, int, int]
-    numbers: tuple[Any, ...]
-    """Arguments after the scalars, in the kernel's order: strides, then constants."""
+    again: Again
     tokens: int
     length: int
+    table_rows: int
     reach: int
     """Bytes that q or k spans, the larger: further apart they cannot overlap."""
 
@@ -66,9 +70,12 @@ _APART: set[tuple[Any, ...]] = set()
 
 def key_of(q: Tensor, k: Tensor, given: RopeInputs) -> tuple[Any, ...]:
     """All that checks and compilation look at, addresses apart."""
+    return (q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device, _key_of(given))
+
+
+def _key_of(given: RopeInputs) -> tuple[Any, ...]:
     cos, sin, ids, bounds, axes, rotary_dim, interleaved = given
     return (
-        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device,
         cos.shape, cos.stride(), cos.dtype, cos.device, sin.shape, sin.stride(), sin.dtype, sin.device,
         None if ids is None else (ids.shape, ids.stride(), ids.dtype, ids.device),
         None if bounds is None else (bounds.dtype, bounds.ndim, bounds.stride(), bounds.device),
@@ -77,57 +84,89 @@ def key_of(q: Tensor, k: Tensor, given: RopeInputs) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+class _Last(NamedTuple):
+    """What the last call was given beside q and k: a step's layers are all given the same."""
+
+    tensors: tuple[Callable[[], Tensor | None], ...]
+    """Weak references, cos to frequency_axes: the tensors may go, and are then no longer these."""
+    pointers: tuple[int, ...]
+    """A tensor may also get other memory; one of another shape in the same memory is still all there."""
+    key: tuple[Any, ...]
+
+
+def _nothing() -> None:
+    """Stands for a reference to what is not given."""
+
+
+_last = _Last((_nothing,) * 5, (), ())
+
+
+def _known(given: RopeInputs, pointers: tuple[int, ...]) -> tuple[Any, ...]:
+    """_key_of(given), kept from the last call where it was given these very tensors."""
+    global _last
+    cos, sin, ids, bounds, axes, rotary_dim, interleaved = given
+    (its_cos, its_sin, its_ids, its_bounds, its_axes), its_pointers, key = _last
+    if (
+        its_cos() is cos and its_sin() is sin and its_ids() is ids and its_bounds() is bounds
+        and its_axes() is axes and pointers == its_pointers and key[-2:] == (rotary_dim, interleaved)
+    ):  # fmt: skip
+        return key
+    key = _key_of(given)
+    _last = _Last(tuple(_nothing if x is None else ref(x) for x in given[:5]), pointers, key)
+    return key
+
+
 def alignment(*addresses: int) -> tuple[int, ...] | None:
     """Triton compiles apart for each address that is no multiple of 16; None where all are."""
-    together = 0
-    for address in addresses:
-        together |= address
-    return None if together & 15 == 0 else tuple(address & 15 for address in addresses)
+    return None if reduce(or_, addresses) & 15 == 0 else tuple(address & 15 for address in addresses)
 
 
 def rotate(
-    q: Tensor, k: Tensor, new_q: Tensor, new_k: Tensor, given: RopeInputs, *, inverse: bool = False
+    q: Tensor, k: Tensor, new_q: Tensor, new_k: Tensor, given: RopeInputs, inverse: bool = False
 ) -> None:
-    """q and k [B, T, H, D], turned, into new_q and new_k, which may be q and k; checks on first sight."""
+    """q and k [(B,) T, H, D], turned, into new_q and new_k, which may be q and k; checks on first sight."""
     device = q.get_device()
     if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(q.device):
-            return rotate(q, k, new_q, new_k, given, inverse=inverse)
+            return rotate(q, k, new_q, new_k, given, inverse)
     cos, sin, ids, bounds, axes, _, _ = given
     in_place = new_q is q
-    positions = ids if ids is not None else bounds if bounds is not None else cos
-    axes = axes if axes is not None else cos
-    pointers = (
-        q.data_ptr(), k.data_ptr(), new_q.data_ptr(), new_k.data_ptr(),
-        cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), axes.data_ptr(),
+    at_q, at_k, at_cos = q.data_ptr(), k.data_ptr(), cos.data_ptr()
+    tables = (
+        at_cos, sin.data_ptr(),
+        ids.data_ptr() if ids is not None else bounds.data_ptr() if bounds is not None else at_cos,
+        axes.data_ptr() if axes is not None else at_cos,
     )  # fmt: skip
-    shapes = key_of(q, k, given)
-    new_strides = None if in_place else (new_q.stride(), new_k.stride())
-    key = (shapes, inverse, new_strides, alignment(*pointers))
+    if in_place:
+        pointers, new_strides = (at_q, at_k, at_q, at_k, *tables), None
+    else:
+        pointers = (at_q, at_k, new_q.data_ptr(), new_k.data_ptr(), *tables)
+        new_strides = (new_q.stride(), new_k.stride())
+    key = (
+        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device,
+        _known(given, tables), inverse, new_strides, alignment(*pointers),
+    )  # fmt: skip
     launch = _LAUNCHES.get(key)
-    apart = pointers[1] - pointers[0]
+    apart = at_k - at_q
     if in_place and (launch is None or -launch.reach < apart < launch.reach):
         # Only neighbours in memory can overlap, and those of a fused projection always lie alike.
-        neighbours = (apart, shapes[:5])
+        neighbours = (apart, key[:5])
         if neighbours not in _APART:
             check_apart(q, k)
             _APART.add(neighbours)
     sequences = 0 if bounds is None else bounds.shape[0] - 1
     if launch is None or (bounds is not None and sequences < 1):
-        check_inputs(q, k, given)
-        _launch_first(key, q, k, new_q, new_k, given, inverse, sequences)
+        if q.ndim == 3 == k.ndim:
+            rows = q[None], k[None], new_q[None], new_k[None]
+        else:
+            rows = q, k, new_q, new_k
+        given = given.settled()
+        check_inputs(rows[0], rows[1], given)
+        _launch_first(key, *rows, given, inverse, in_place, sequences)
         return
-    fire(
-        launch, device, pointers, launch.tokens, launch.length, cos.shape[0],
-        sequences, sequences.bit_length() + 1,
-    )  # fmt: skip
-
-
-def fire(launch: Launch, device: int, pointers: tuple[int, ...], *scalars: float) -> None:
-    """Launches again on the device's current stream; arguments in the kernel's order, constants last."""
-    launch.run(
-        *launch.grid, torch._C._cuda_getCurrentRawStream(device), launch.kernel.function,
-        launch.kernel.packed_metadata, None, None, None, *pointers, *scalars, *launch.numbers,
+    launch.again(
+        torch._C._cuda_getCurrentRawStream(device), *pointers, launch.tokens, launch.length,
+        launch.table_rows, sequences, sequences.bit_length() + 1,
     )  # fmt: skip
 
 
@@ -168,20 +207,21 @@ def _launch_first(
     new_k: Tensor,
     given: RopeInputs,
     inverse: bool,
+    in_place: bool,
     sequences: int,
 ) -> None:
     """Launches through Triton, which compiles where it must, and keeps what came of it."""
-    cos, sin, ids, bounds, axes, rotary_dim, interleaved = given
+    cos, sin, ids, bounds, axes, _, interleaved = given
     check_types(q, given)
     batch, length, q_heads, head_dim = q.shape
     tokens, k_heads = batch * length, k.shape[2]
     if tokens == 0 or head_dim == 0:
         return
     source, row_strides = source_of(given)
-    tile = tile_for(q_heads, k_heads, head_dim)
+    tile = tile_for(q_heads, k_heads, head_dim, tokens)
     blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
     grid = (-(-tokens // tile.tokens) * blocks, 1, 1)
-    half = rotary_dim // 2
+    half = given.turned // 2
     constants = {
         "Q_HEADS": q_heads,
         "K_HEADS": k_heads,
@@ -191,26 +231,26 @@ def _launch_first(
         "AXES": axes is not None,
         "INTERLEAVED": interleaved,
         "INVERSE": inverse,
-        "IN_PLACE": new_q is q,
+        "IN_PLACE": in_place,
         "LONG_INDEXING": is_long(tokens, q, k, new_q, new_k, cos, ids),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),
-        "BLOCK_REST": triton.next_power_of_2(max(1, head_dim - rotary_dim)),
+        "BLOCK_REST": triton.next_power_of_2(max(1, head_dim - given.turned)),
     }
     strides = (*q.stride(), *k.stride(), *new_q.stride(), *new_k.stride(), *row_strides)
     positions = ids if ids is not None else bounds if bounds is not None else cos
     # Without fused multiply-add the kernel rounds as PyTorch does, and memory is the limit anyway.
-    kernel = rope_kernel[grid](
+    changing = (
         q, k, new_q, new_k, cos, sin, positions, axes if axes is not None else cos,
-        tokens, length, cos.shape[0], sequences, sequences.bit_length() + 1, *strides, **constants,
-        num_warps=tile.warps, enable_fp_fusion=False,
+        tokens, length, cos.shape[0], sequences, sequences.bit_length() + 1,
     )  # fmt: skip
+    kernel = rope_kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=False)
     if kernel is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:
         _LAUNCHES.clear()
         _APART.clear()
     reach = max(span(q), span(k)) * q.element_size()
-    numbers = (*strides, *constants.values())
-    _LAUNCHES[key] = Launch(kernel.run, kernel, grid, numbers, tokens, length, reach)
+    again = keep(kernel, grid, (*changing, *strides, *constants.values()), len(changing))
+    _LAUNCHES[key] = Launch(again, tokens, length, cos.shape[0], reach)

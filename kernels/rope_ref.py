@@ -25,7 +25,7 @@ def rotate_ref(q: Tensor, k: Tensor, given: RopeInputs, *, inverse: bool = False
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, given: RopeInputs) -> Tensor:
     """Each pair (a, b) becomes (a cos - b sin, b cos + a sin); what lies beyond rotary_dim stays."""
-    turned, rest = x[..., : given.rotary_dim].to(cos.dtype), x[..., given.rotary_dim :]
+    turned, rest = x[..., : given.turned].to(cos.dtype), x[..., given.turned :]
     if given.interleaved:
         a, b = turned[..., 0::2], turned[..., 1::2]
     else:
@@ -37,7 +37,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, given: RopeInputs) -> Tensor:
 
 def _rows(given: RopeInputs, batch: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin of each token, [B or 1, T, 1, R/2]: the same for all heads."""
-    half = given.rotary_dim // 2
+    half = given.turned // 2
     if given.cos.ndim == 3:
         cos, sin = given.cos[..., :half], given.sin[..., :half]
     else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rope_tiles import load_pairs, load_rows, store_pairs
+from .rope_tiles import GATHERED, load_pairs, load_rows, store_pairs
 
 
 @triton.jit
@@ -24,8 +24,20 @@ def _turn_heads(
     token,
     live,
     first_head,
+    flat,
     cos,
     sin,
+    positions,
+    axes,
+    table_rows,
+    sequences,
+    search_steps,
+    cos_b,
+    cos_t,
+    cos_d,
+    position_a,
+    position_b,
+    position_t,
     x_b,
     x_t,
     x_h,
@@ -37,7 +49,10 @@ def _turn_heads(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SOURCE: tl.constexpr,
+    AXES: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    INVERSE: tl.constexpr,
     IN_PLACE: tl.constexpr,
     LONG_INDEXING: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -45,7 +60,7 @@ def _turn_heads(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """A tile [tokens, heads, pairs] of x to y; cos and sin are [tokens, 1, pairs] in float32."""
+    """A tile [tokens, heads, pairs] of x to y."""
     head = first_head + tl.arange(0, BLOCK_H)
     mask = live[:, None, None] & (head < HEADS)[None, :, None]
     if LONG_INDEXING:
@@ -53,11 +68,26 @@ def _turn_heads(
     source = x + (row * x_b + token * x_t)[:, None, None] + (head * x_h)[None, :, None]
     target = y + (row * y_b + token * y_t)[:, None, None] + (head * y_h)[None, :, None]
     # fmt: off
+    # Gathered rows come from memory and the tile is sent for first; a table's lie in cache, behind a
+    # position, and asking for those last would hold up all that is computed.
+    LATE: tl.constexpr = SOURCE == GATHERED
+    if not LATE:
+        c, s = load_rows(
+            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+        )
     a, b = load_pairs(
         source, mask, x_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
+    if LATE:
+        c, s = load_rows(
+            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+        )
     store_pairs(
-        target, mask, y_d, a * cos - b * sin, b * cos + a * sin,
+        target, mask, y_d, a * c - b * s, b * c + a * s,
         HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
     # fmt: on
@@ -134,23 +164,20 @@ def rope_kernel(
         row = row.to(tl.int64)
         token = token.to(tl.int64)
     # fmt: off
-    c, s = load_rows(
-        cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
-        cos_b, cos_t, cos_d, position_a, position_b, position_t,
-        HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
-    )
     if block < Q_BLOCKS:
         _turn_heads(
-            q, new_q, row, token, live, block * BLOCK_H, c, s,
+            q, new_q, row, token, live, block * BLOCK_H, flat, cos, sin, positions, axes,
+            table_rows, sequences, search_steps, cos_b, cos_t, cos_d, position_a, position_b, position_t,
             q_b, q_t, q_h, q_d, new_q_b, new_q_t, new_q_h, new_q_d,
-            Q_HEADS, HALF, HEAD_DIM, INTERLEAVED, IN_PLACE, LONG_INDEXING,
+            Q_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, INVERSE, IN_PLACE, LONG_INDEXING,
             BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     else:
         _turn_heads(
-            k, new_k, row, token, live, (block - Q_BLOCKS) * BLOCK_H, c, s,
+            k, new_k, row, token, live, (block - Q_BLOCKS) * BLOCK_H, flat, cos, sin, positions, axes,
+            table_rows, sequences, search_steps, cos_b, cos_t, cos_d, position_a, position_b, position_t,
             k_b, k_t, k_h, k_d, new_k_b, new_k_t, new_k_h, new_k_d,
-            K_HEADS, HALF, HEAD_DIM, INTERLEAVED, IN_PLACE, LONG_INDEXING,
+            K_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, INVERSE, IN_PLACE, LONG_INDEXING,
             BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     # fmt: on

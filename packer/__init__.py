@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from padless.packer.config import PackConfig
     from padless.packer.pipeline import pack_dataset
+    from padless.packer.quick import pack
 
-__all__ = ["PackConfig", "pack_dataset"]
+__all__ = ["PackConfig", "pack", "pack_dataset"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from padless.packer.pipeline import pack_dataset
 
         return pack_dataset
+    if name == "pack":
+        from padless.packer.quick import pack
+
+        return pack
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

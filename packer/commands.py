@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError, OptionError
+from padless.packer.exports import EXPORTS, target_of
 from padless.packer.formats import FORMATS
 from padless.packer.options import from_file, option_of, pairs, scalar, switch, with_options
 from padless.packer.strategies import STRATEGIES
@@ -329,9 +330,9 @@ def repack(
     """
     from dataclasses import replace
 
-    from padless.packer.repack import plan_only as run_plan_only
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig
+    from padless.packer.repack_plan import plan_only as run_plan_only
     from padless.packer.summary import progress
 
     if output is None and plan_only is None:
@@ -424,6 +425,52 @@ def verify(
             console.print("warning:", style="yellow", end=" ")
             console.print(warning, markup=False)
     return 0 if found.ok else 1
+
+
+@app.command()
+def export(
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    to: Annotated[str, Option(help=f"{', '.join(EXPORTS)}.")],
+    output: Annotated[str, Option(help="Folder to write.")],
+    split: Split = None,
+    plan: Plan = None,
+    shard_size: Annotated[
+        int, Option(parser=byte_size, metavar="BYTES", show_default="512MiB", help="Of a file, about.")
+    ] = 512 * 2**20,
+    force: Annotated[bool, Option("--force", help="Replace an export of other data.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a packed folder in another trainer's form, with a README.md that says how to point it there."""
+    from dataclasses import asdict
+
+    from padless.packer.export import ExportConfig
+    from padless.packer.export import export as run_export
+
+    config = ExportConfig(
+        folder=folder, to=to, output=output, split=split, plan=plan, shard_size=shard_size, force=force
+    )
+    if quiet or as_json or not sys.stderr.isatty():
+        found = run_export(config)
+    else:
+        from rich.progress import MofNCompleteColumn, Progress
+
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+            task = bar.add_task("packs")
+            run = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
+            found = run_export(config, progress=run)
+    if as_json:
+        _print_json(asdict(found))
+    elif not quiet:
+        said = "is there already" if found.was_there else f"written in {found.seconds:.1f} s"
+        print(
+            f"{found.output} ({found.target}) {said}: {found.packs:,} packs, {found.sequences:,} sequences, "
+            f"{found.tokens:,} tokens, {found.bytes / 1e6:,.1f} MB in {found.files} files"
+        )
+        for note in found.notes:
+            print(f"note: {note}")
+        print(f"{found.output}/README.md says how to point {target_of(to).reader} at it")
 
 
 @app.command()

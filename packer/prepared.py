@@ -66,6 +66,8 @@ class Prepared:
     eval_records: NDArray[np.bool_] | None = None
     """[records]: which go to the evaluation side by their content; None: all go to the task's split."""
     replaced: int = 0
+    is_clear: bool = False
+    """No text in its records has a control character that JSON must escape, or spells a special token."""
     owners: list[int] | None = None
     """[examples]: the record that each is of; None: every record is one example."""
     verdicts: list[int] = field(default_factory=list)
@@ -84,10 +86,13 @@ class Prepared:
         if self.drops_bad:
             self.dropped[record] = MALFORMED
         else:
-            number = self.record_of(record)
-            line = self.lines[number] if self.lines is not None else None
-            short = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + " ..."
-            self.problems.append(Problem(number, line, short))
+            self.problem(self.record_of(record), message)
+
+    def problem(self, number: int, message: str) -> None:
+        """Say why record `number` (not an example) stops the build."""
+        line = self.lines[number] if self.lines is not None else None
+        short = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + " ..."
+        self.problems.append(Problem(number, line, short))
 
     def in_halves(self, items: list[Any], render: Callable[[Prepared, list[Any]], None]) -> None:
         """No three marks are free in all of the records together: try with fewer of them."""

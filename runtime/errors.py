@@ -51,6 +51,10 @@ class PlanError(FormatError):
     """A plan that is not there, or was not made for this folder."""
 
 
+class RemoteError(FormatError):
+    """A file behind a URL that cannot be read for a reason of its file system: network, rights, no driver."""
+
+
 class CollateError(PadlessError, ValueError):
     """What should become a batch is no pack, or contradicts itself."""
 

@@ -197,6 +197,16 @@ def peak_bytes(call: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def backward_bytes(shared: Shared, one: Inputs) -> int:
+    """Memory that the backward pass allocates in place: a leaf + 0 stands for a projection's output."""
+    leaves = [x.clone().requires_grad_() for x in (one.q, one.k)]
+    turned = rope_qk_(
+        leaves[0] + 0, leaves[1] + 0, shared.cos, shared.sin, cu_seqlens=shared.cu_seqlens, reuse_grads=True
+    )
+    sent = [torch.randn_like(x) for x in turned]
+    return peak_bytes(lambda: torch.autograd.grad(turned, leaves, sent, retain_graph=True))
+
+
 def copy_ceiling(name: str, pairs: list[Any], results: Results) -> float:
     """Microseconds of the fastest copy of one buffer of each pair into the other, or onto itself."""
 
@@ -331,6 +341,7 @@ def bench(case: tuple[int, int, int, int], results: Results, *, tiles: bool) -> 
     results.add(
         name, "padless cu_seqlens", "memory", peak_bytes(lambda: arms["padless cu_seqlens"](sets[0])), "B"
     )
+    results.add(name, "padless reuse_grads", "memory", backward_bytes(shared, sets[0]), "B")
     back: Arm = lambda x: both_ways(arms["padless new tensors"], (x.q, x.k), [])(x)  # noqa: E731
     took = time_graph(back, sets) - time_graph(arms["padless new tensors"], sets)
     results.add(name, "padless new tensors", "backward", took, "us")

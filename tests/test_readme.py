@@ -7,7 +7,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from building import DEMO, TOKENIZER, pack
 
 from padless.packer.formats import FORMATS
@@ -18,7 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_every_option_that_the_readme_names_exists() -> None:
     known = {"--json"}
-    for command in ("build", "report", "inspect", "verify", "repack", "demo"):
+    for command in ("build", "report", "inspect", "verify", "repack", "export", "demo"):
         known |= set(re.findall(r"--[a-z][a-z-]+", pack(command, "--help").out))
     for script in ("bench_pack.py", "bench_plan.py", "bench_stream.py"):
         known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "scripts" / script).read_text()))
@@ -67,6 +69,18 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["1", run.stdout.split()[1]] and int(run.stdout.split()[1]) > 3
+
+
+def test_the_readmes_line_for_notebooks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("PADLESS_CACHE", str(tmp_path))
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    block = next(block for block in blocks if "import pack\n" in block).replace(
+        '"qwen3/"', repr(str(TOKENIZER))
+    )
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["packs"][0].seq_lengths.sum() == len(names["packs"].to_hf()[0]["input_ids"])
 
 
 def test_the_readmes_tables_come_from_the_raw_rows() -> None:

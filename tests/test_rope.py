@@ -435,3 +435,21 @@ def test_boundaries_that_do_not_fit_the_tokens_are_refused(bounds: list[int]) ->
     cos, sin = rope_tables(8, 8)
     with pytest.raises(ValueError, match="begin at 0, never fall and stay within the tokens"):
         rope_qk(q, k, cos, sin, cu_seqlens=torch.tensor(bounds, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_gradients_are_turned_where_they_lie_only_when_told(rows: bool) -> None:
+    """reuse_grads: the same gradients, in the memory of those that came in."""
+    tables = rope_tables(8, 16)
+    shape = (8,) if rows else (1, 8)
+    q, k = (torch.randn(*shape, heads, 16, requires_grad=True) for heads in (4, 2))
+    sent = [torch.randn_like(x) for x in (q, k)]
+    kept = [x.clone() for x in sent]
+    want = torch.autograd.grad(rope_qk_(q * 1, k * 1, *tables), (q, k), sent)
+    assert all(map(torch.equal, sent, kept))
+    made = [q * 1, k * 1]
+    inner = [x.detach().requires_grad_() for x in made]
+    turned = rope_qk_(inner[0].view_as(inner[0]) + 0, inner[1] + 0, *tables, reuse_grads=True)
+    got = torch.autograd.grad(turned, inner, sent)
+    assert all(map(torch.equal, got, want))
+    assert [x.data_ptr() for x in got] == [x.data_ptr() for x in sent]

@@ -1,0 +1,35 @@
+"""Axolotl: sequences as rows, which it packs by itself, or packs through padless' plugin."""
+
+from __future__ import annotations
+
+from padless.packer.exports.job import Job
+from padless.packer.exports.target import Target
+from padless.packer.exports.unpacked import columns
+
+
+def _write(job: Job) -> None:
+    longest = max((int(pack.max_seqlen) for pack in job.reader), default=0)
+    job.arrow(columns)
+    job.text(
+        "axolotl.yaml",
+        "# Merge this into your configuration.\n"
+        "datasets:\n  - path: .\n    ds_type: arrow\n    type:\n"
+        f"sequence_len: {max(longest, job.max_length)}\n"
+        "sample_packing: true\n",
+    )
+
+
+TARGET = Target(
+    reader="Axolotl",
+    rows="one row a sequence: `input_ids`, `attention_mask`, `labels` (unshifted); `axolotl.yaml`",
+    how="""```yaml
+datasets:
+  - path: {output}
+    type:            # empty: the rows are tokenized
+sequence_len: ...    # in axolotl.yaml
+sample_packing: true
+```
+
+Axolotl packs the sequences by itself.""",
+    write=_write,
+)

@@ -1,0 +1,190 @@
+"""One export under way: where its files go, and the writers that targets share.
+
+Files are hashed as they are written. Everything goes to a folder beside the output, which is renamed
+to the output when it is complete, so that a trainer never finds half an export.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from padless.packer.durable import DurableFile
+from padless.packer.errors import InputError
+from padless.packer.exports.rows import Array, Rows, rows_of
+from padless.packer.tokenizer_files import TokenizerFiles, read_files
+from padless.runtime.format import FileInfo
+from padless.runtime.reader import PackedReader
+
+Convert = Callable[[Rows], Mapping[str, pa.Array]]
+"""Packs to the columns of a target, all of one number of rows."""
+_DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Where Arrow's name of a type is not the one that `datasets` knows."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What a target is given, and what it has written so far."""
+
+    reader: PackedReader
+    folder: str
+    """Where files go; the folder is empty."""
+    shard_bytes: int
+    progress: Callable[[int], None]
+    """Told how many packs went by."""
+    files: list[FileInfo] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: {"packs": 0, "sequences": 0, "tokens": 0})
+    notes: list[str] = field(default_factory=list)
+    """What a user should know about this data in this form; goes into the README and the result."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest pack there may be."""
+        if self.reader.plan is not None:
+            return int(self.reader.plan.facts["max_length"])
+        return int(self.reader.manifest.statistics["max_length"])
+
+    @property
+    def id_dtype(self) -> np.dtype[Any]:
+        """uint16 or int32, as the folder stores ids."""
+        kind = next(c.type for c in self.reader.manifest.columns if c.name == "input_ids")
+        return np.dtype(kind.removeprefix("list<").removesuffix(">"))
+
+    def tokenizer(self) -> TokenizerFiles:
+        """The tokenizer that the folder was built with."""
+        return read_files(str(self.reader.path / "tokenizer"))
+
+    def pad_id(self) -> int:
+        """What stands where a row is filled up: the tokenizer's pad token, else its eos, else 0."""
+        tokenizer = self.tokenizer()
+        named = tokenizer.named_tokens()
+        for name in ("pad_token", "eos_token"):
+            found = tokenizer.token_id(named[name]) if name in named else None
+            if found is not None:
+                return found
+        return 0
+
+    def rows(self) -> Iterator[Rows]:
+        """The folder's packs, counted."""
+        for rows in rows_of(self.reader):
+            yield rows
+            self.counts["packs"] += len(rows.sequences)
+            self.counts["sequences"] += len(rows.seq_lengths)
+            self.counts["tokens"] += len(rows.input_ids)
+            self.progress(len(rows.sequences))
+
+    def open(self, name: str) -> DurableFile:
+        """A new file, to be kept with `keep`."""
+        return DurableFile(self.folder, name)
+
+    def keep(self, file: DurableFile, name: str) -> None:
+        """The file is complete."""
+        self.files.append(file.commit(lambda checksum: name))
+
+    def text(self, name: str, content: str) -> None:
+        """A small file whole."""
+        with self.open(name) as file:
+            file.write(content.encode())
+            self.keep(file, name)
+
+    def arrow(self, convert: Convert, *, split: str = "train") -> None:
+        """A folder for `datasets.load_from_disk`: Arrow stream files with one row a list."""
+        self._tables(convert, "data-{:05d}.arrow", lambda sink, schema: pa.ipc.new_stream(sink, schema))
+        features = {field.name: _feature(field.type) for field in self._schema}
+        info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": f.file} for f in self.files if f.file.endswith(".arrow")],
+            "_fingerprint": self.reader.manifest.plan_hash.removeprefix("xxh3:"),
+            "_format_columns": None, "_format_kwargs": {}, "_format_type": None,
+            "_output_all_columns": False, "_split": split,
+        }  # fmt: skip
+        self.text("dataset_info.json", json.dumps(info, indent=2, sort_keys=True) + "\n")
+        self.text("state.json", json.dumps(state, indent=2, sort_keys=True) + "\n")
+
+    def parquet(self, convert: Convert, name: str = "data-{:05d}.parquet") -> None:
+        """Parquet files with one row a list; `name` has a place for their number."""
+        import pyarrow.parquet as pq
+
+        self._tables(convert, name, lambda sink, schema: pq.ParquetWriter(sink, schema, compression="zstd"))
+
+    def _tables(self, convert: Convert, name: str, start: Callable[[Any, pa.Schema], Any]) -> None:
+        """Files of at most `shard_bytes`, cut between batches; one file where there is nothing to write."""
+        number = 0
+        with ExitStack() as stack:
+            opened: tuple[DurableFile, Any] | None = None
+
+            def finish() -> None:
+                assert opened is not None
+                file, writer = opened
+                writer.close()
+                self.keep(file, name.format(number))
+                stack.close()
+
+            for rows in self.rows():
+                columns = convert(rows)
+                batch = pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
+                if opened is not None and opened[0].size + batch.nbytes > self.shard_bytes:
+                    finish()
+                    opened, number = None, number + 1
+                if opened is None:
+                    self._schema = batch.schema
+                    file = stack.enter_context(self.open(name.format(number)))
+                    opened = file, start(pa.PythonFile(file, mode="w"), batch.schema)
+                opened[1].write_batch(batch)
+            if opened is None:
+                raise InputError(f"{self.reader.path} has no packs: there is nothing to export")
+            finish()
+
+    def raw(self, name: str) -> Raw:
+        """A file of numbers one after the other, without a header."""
+        return Raw(self, name)
+
+
+class Raw:
+    """Numbers one after the other; a context manager, complete at its end."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        self._job, self._name = job, name
+        self._file = job.open(name)
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self._job.keep(self._file, self._name)
+        self._file.__exit__(kind, error, trace)
+
+    def add(self, values: Array) -> None:
+        """Append an array's bytes, little-endian."""
+        self._file.write(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).view(np.uint8))
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._file.size
+
+
+def _feature(kind: pa.DataType) -> dict[str, Any]:
+    """As `datasets` 2 to 5 spell it in dataset_info.json."""
+    if pa.types.is_fixed_size_list(kind):
+        return {"feature": _feature(kind.value_type), "length": kind.list_size, "_type": "Sequence"}
+    if pa.types.is_list(kind):
+        return {"feature": _feature(kind.value_type), "_type": "Sequence"}
+    return {"dtype": _DTYPES.get(str(kind), str(kind)), "_type": "Value"}
+
+
+def remove_tree(folder: str) -> None:
+    """Remove an unfinished export; a file that is gone already is no matter."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.path.exists(folder):
+        raise InputError(f"{folder} cannot be removed; remove it and run the same command again")

@@ -1,0 +1,57 @@
+"""MosaicML streaming's shards, by its own writer: one sample a pack."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from padless.packer.errors import InputError
+from padless.packer.exports.job import Job
+from padless.packer.exports.target import Target
+from padless.runtime.format import FileInfo, checksum_file
+
+
+def _write(job: Job) -> None:
+    try:
+        from streaming import MDSWriter
+    except ImportError:
+        raise InputError(
+            "export --to mds needs mosaicml-streaming: pip install 'padless[export]', or take --to parquet"
+        ) from None
+    kinds = {
+        "input_ids": f"ndarray:{job.id_dtype.name}",
+        "labels": "ndarray:int32",
+        "seq_lengths": "ndarray:int32",
+    }
+    with MDSWriter(out=job.folder, columns=kinds, size_limit=job.shard_bytes, exist_ok=True) as writer:
+        for rows in job.rows():
+            ends, first = rows.pack_ends.tolist(), 0
+            lengths = rows.seq_lengths.astype(np.int32)
+            for pack, count in enumerate(rows.sequences.tolist()):
+                begin, end = ends[pack], ends[pack + 1]
+                writer.write(
+                    {
+                        "input_ids": rows.input_ids[begin:end],
+                        "labels": rows.labels[begin:end],
+                        "seq_lengths": lengths[first : first + count],
+                    }
+                )
+                first += count
+    for name in sorted(os.listdir(job.folder)):
+        path = os.path.join(job.folder, name)
+        job.files.append(FileInfo(file=name, bytes=os.path.getsize(path), checksum=checksum_file(path)))
+
+
+TARGET = Target(
+    reader="MosaicML streaming",
+    rows="one sample a pack: `input_ids`, `labels` (unshifted), `seq_lengths`, as arrays",
+    how="""```python
+from streaming import StreamingDataset
+from padless.runtime.collate import collate
+
+dataset = StreamingDataset(local="{output}", shuffle=True, batch_size=1)
+loader = DataLoader(dataset, batch_size=1, collate_fn=collate)
+```""",
+    write=_write,
+)

@@ -1,0 +1,40 @@
+"""torchtune's packed items: labels already shifted, lengths that sum to the row with its filling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from padless.packer.exports.job import Job
+from padless.packer.exports.padded import lists_of, shifted, with_filling
+from padless.packer.exports.rows import Rows
+from padless.packer.exports.target import Target
+
+
+def _write(job: Job) -> None:
+    width, pad_id = job.max_length, job.pad_id()
+
+    def columns(rows: Rows) -> Mapping[str, pa.Array]:
+        ids, labels, positions = shifted(rows, width, pad_id)
+        lengths = lists_of(*with_filling(rows, width, own_segment=True))
+        return {"tokens": ids, "labels": labels, "input_pos": positions, "seq_lens": lengths}
+
+    job.arrow(columns)
+
+
+TARGET = Target(
+    reader="torchtune",
+    rows="one row a pack, filled to the length: `tokens`, `labels` (of the next token), `input_pos`, "
+    "`seq_lens` (with the filling)",
+    how="""```yaml
+dataset:
+  _component_: padless.runtime.trainers.torchtune.PackedFolder
+  source: {output}
+  packed: True
+```
+
+Labels are shifted as torchtune's own data sets shift them since its recipes stopped doing it; older
+recipes would shift a second time.""",
+    write=_write,
+)

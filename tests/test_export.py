@@ -1,0 +1,378 @@
+"""Exports: what a reader written from each trainer's contract gets back is what was packed, to the token."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from building import TOKENIZER, pack
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from packed import Folder, Seq, write_folder
+
+from padless.packer.errors import InputError
+from padless.packer.export import ExportConfig, check_export, export
+from padless.packer.exports import EXPORTS, target_of
+
+Sequences = list[tuple[list[int], list[int]]]
+"""ids, and unshifted labels, of each sequence, in the order of the packs."""
+TOKENS = {"tokenizer.json": (TOKENIZER / "tokenizer.json").read_bytes()}
+LENGTH = 16
+
+
+def arrow_rows(folder: Path) -> list[dict[str, Any]]:
+    """As load_from_disk finds them: the files of state.json, in that order."""
+    state = json.loads((folder / "state.json").read_text())
+    info = json.loads((folder / "dataset_info.json").read_text())
+    rows = []
+    for file in state["_data_files"]:
+        table = pa.ipc.open_stream((folder / file["filename"]).read_bytes()).read_all()
+        assert table.column_names and set(table.column_names) == set(info["features"])
+        rows += table.to_pylist()
+    return rows
+
+
+def unshifted(labels: list[int]) -> list[int]:
+    """Labels of the next token, of one sequence -> labels of each token."""
+    assert labels[-1] == -100, "the last token has nobody to foretell"
+    return [-100, *labels[:-1]]
+
+
+def read_unpacked(folder: Path) -> Sequences:
+    rows = arrow_rows(folder)
+    assert all(row["attention_mask"] == [1] * len(row["input_ids"]) for row in rows)
+    return [(row["input_ids"], row["labels"]) for row in rows]
+
+
+def read_parquet(folder: Path) -> Sequences:
+    rows = [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    found = []
+    for row in rows:
+        assert sum(row["seq_lengths"]) == len(row["input_ids"]) == len(row["labels"])
+        found += cut(row["input_ids"], row["labels"], row["seq_lengths"])
+    return found
+
+
+def cut(ids: list[int], labels: list[int], lengths: list[int]) -> Sequences:
+    found, start = [], 0
+    for length in lengths:
+        found.append((ids[start : start + length], labels[start : start + length]))
+        start += length
+    return found
+
+
+def read_nemo(folder: Path) -> Sequences:
+    """Pairs are (tokens[:-1], tokens[1:]) of each segment; the mask goes with the first of a pair."""
+    rows = [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    (facts,) = json.loads((folder / "metadata.json").read_text())
+    found = []
+    for row in rows:
+        starts = [*row["seq_start_id"], len(row["input_ids"])]
+        assert starts[0] == 0 and all(a < b for a, b in zip(starts, starts[1:], strict=False))
+        assert sum(b - a - 1 for a, b in zip(starts, starts[1:], strict=False)) <= facts["pack_size"]
+        for begin, end in zip(starts, starts[1:], strict=False):
+            ids, mask = row["input_ids"][begin:end], row["loss_mask"][begin:end]
+            assert mask[-1] == 0
+            found.append((ids, [-100, *(i if m else -100 for i, m in zip(ids[1:], mask, strict=False))]))
+    return found
+
+
+def read_shifted(rows: list[dict[str, Any]], names: tuple[str, str, str], lengths: str) -> Sequences:
+    """Rows of one width whose true lengths stand in a column; what comes after them is filling."""
+    found = []
+    for row in rows:
+        ids, labels, positions = (row[name] for name in names)
+        assert len(ids) == len(labels) == len(positions) == LENGTH
+        used = 0
+        for length in row[lengths]:
+            assert positions[used : used + length] == list(range(length))
+            found.append((ids[used : used + length], unshifted(labels[used : used + length])))
+            used += length
+        assert set(labels[used:]) <= {-100} and positions[used:] == list(range(LENGTH - used))
+    return found
+
+
+def read_automodel(folder: Path) -> Sequences:
+    rows = arrow_rows(folder)
+    for row in rows:
+        assert sum(row["seq_lens_padded"]) == LENGTH and len(row["seq_lens"]) == len(row["seq_lens_padded"])
+        assert row["seq_lens"][:-1] == row["seq_lens_padded"][:-1]
+    return read_shifted(rows, ("input_ids", "labels", "position_ids"), "seq_lens")
+
+
+def read_torchtune(folder: Path) -> Sequences:
+    rows = arrow_rows(folder)
+    for row in rows:
+        assert sum(row["seq_lens"]) == LENGTH
+    found = read_shifted(rows, ("tokens", "labels", "input_pos"), "seq_lens")
+    return found
+
+
+def read_torchtitan(folder: Path) -> Sequences:
+    rows = arrow_rows(folder)
+    for row in rows:
+        row["lengths"] = [row["segment_ids"].count(n + 1) for n in range(max(row["segment_ids"]))]
+        assert row["segment_ids"] == sorted(row["segment_ids"], key=lambda n: n or 10**9)
+    return read_shifted(rows, ("input_ids", "labels", "positions"), "lengths")
+
+
+def read_llamafactory(folder: Path) -> Sequences:
+    found = []
+    for row in arrow_rows(folder):
+        assert {len(row[name]) for name in row} == {LENGTH}
+        lengths = [row["attention_mask"].count(n + 1) for n in range(max(row["attention_mask"]))]
+        used = sum(lengths)
+        assert set(row["attention_mask"][used:]) <= {0} and set(row["labels"][used:]) <= {-100}
+        assert row["position_ids"][:used] == [place for length in lengths for place in range(length)]
+        found += cut(row["input_ids"], row["labels"], lengths)
+    return found
+
+
+def read_olmo(folder: Path) -> Sequences:
+    found = []
+    for file in sorted(folder.glob("token_ids_part_*.npy")):
+        ids = np.fromfile(file, dtype="<u2")
+        mask = np.fromfile(str(file).replace("token_ids", "labels_mask"), dtype=np.bool_)
+        assert len(ids) == len(mask)
+        with gzip.open(str(file).replace(".npy", ".csv.gz"), "rt") as lines:
+            bounds = [(int(a), int(b)) for a, b in csv.reader(lines)]
+        assert bounds[0][0] == 0 and bounds[-1][1] == len(ids)
+        for begin, end in bounds:
+            labels = np.where(mask[begin:end], ids[begin:end].astype(int), -100)
+            found.append((ids[begin:end].tolist(), labels.tolist()))
+    return found
+
+
+def read_megatron(folder: Path) -> Sequences:
+    raw = (folder / "packed_text_document.idx").read_bytes()
+    magic, version, code, count, documents = struct.unpack_from("<9sQBQQ", raw)
+    assert (magic, version, documents) == (b"MMIDIDX\x00\x00", 1, count + 1)
+    dtype = np.dtype({8: "<u2", 4: "<i4"}[code])
+    at = struct.calcsize("<9sQBQQ")
+    lengths = np.frombuffer(raw, "<i4", count, at)
+    pointers = np.frombuffer(raw, "<i8", count, at + 4 * count)
+    assert np.frombuffer(raw, "<i8", documents, at + 12 * count).tolist() == list(range(documents))
+    data = (folder / "packed_text_document.bin").read_bytes()
+    found = []
+    for length, pointer in zip(lengths, pointers, strict=True):
+        ids = np.frombuffer(data, dtype, length, pointer).tolist()
+        found.append((ids, [-100, *ids[1:]]))
+    return found
+
+
+READERS: dict[str, Callable[[Path], Sequences]] = {
+    "unpacked": read_unpacked,
+    "axolotl": read_unpacked,
+    "parquet": read_parquet,
+    "nemo": read_nemo,
+    "automodel": read_automodel,
+    "torchtune": read_torchtune,
+    "torchtitan": read_torchtitan,
+    "llamafactory": read_llamafactory,
+    "olmo-core": read_olmo,
+    "megatron": read_megatron,
+}
+
+MASKLESS = {"megatron"}
+"""Forms without a place for a loss mask."""
+FILLED_APART = {"torchtune"}
+"""Forms whose filling is one more sequence."""
+
+
+def test_every_form_has_a_reader_here() -> None:
+    assert {*READERS, "mds"} == {*EXPORTS}
+
+
+@st.composite
+def folders(draw: st.DrawFn, *, masked: bool) -> Folder:
+    """Packs of one to four sequences, of one token too, whose ids are all different."""
+    packs, first = [], 1
+    for _ in range(draw(st.integers(1, 5))):
+        lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+        while sum(lengths) > LENGTH:
+            lengths.pop()
+        row = []
+        for length in lengths:
+            trained = draw(st.lists(st.booleans(), min_size=length, max_size=length)) if masked else None
+            row.append(Seq(list(range(first, first + length)), trained))
+            first += length
+        packs.append(row)
+    return Folder(
+        packs=packs, max_length=LENGTH, labels=masked or draw(st.booleans()), tokenizer=TOKENS,
+        packs_per_batch=draw(st.integers(1, 3)), packs_per_shard=3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("to", READERS)
+def test_a_form_gives_back_every_token_and_label(to: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    @given(folders(masked=to not in MASKLESS), st.sampled_from([1, 2**20]))
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def check(folder: Folder, shard_size: int) -> None:
+        root = tmp_path_factory.mktemp("export")
+        write_folder(root / "packed", folder)
+        found = export(
+            ExportConfig(folder=str(root / "packed"), to=to, output=str(root / "out"), shard_size=shard_size)
+        )
+        assert found.packs == len(folder.packs) and found.sequences == sum(map(len, folder.packs))
+        assert check_export(str(root / "out")) == []
+        want = []
+        for row in folder.packs:
+            want += [(seq.tokens, seq.labels()) for seq in row]
+            filling = LENGTH - sum(len(seq.tokens) for seq in row)
+            if filling and to in FILLED_APART:
+                want.append((None, [-100] * filling))  # type: ignore[arg-type]
+        got = READERS[to](root / "out")
+        assert [labels for _, labels in got] == [labels for _, labels in want]
+        assert all(mine == ids or ids is None for (mine, _), (ids, _) in zip(got, want, strict=True))
+
+    check()
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    packs = [[Seq([1, 2, 3]), Seq([4, 5])], [Seq([6, 7, 8, 9], [False, False, True, True])]]
+    extras = {
+        "reward": ("sequence", "list<float32>", pa.list_(pa.float32()), [[0.5, 1.5], [2.5]]),
+        "weight": ("token", "list<float32>", pa.list_(pa.float32()), [[0.0, 1, 2, 3, 4], [5.0, 6, 7, 8]]),
+        "origin": ("pack", "int32", pa.int32(), [7, 8]),
+    }  # fmt: skip
+    write_folder(tmp_path / "packed", Folder(packs=packs, extras=extras, tokenizer=TOKENS))
+    return tmp_path / "packed"
+
+
+def test_further_columns_go_along_where_the_form_has_room(packed: Path, tmp_path: Path) -> None:
+    assert pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out").code == 0
+    rows = arrow_rows(tmp_path / "out")
+    assert [row["reward"] for row in rows] == [0.5, 1.5, 2.5]
+    assert [row["weight"] for row in rows] == [[0.0, 1.0, 2.0], [3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
+    assert [row["origin"] for row in rows] == [7, 7, 8]
+
+
+def test_datasets_loads_what_is_written_for_it(packed: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    for to in ("unpacked", "automodel", "torchtune", "torchtitan", "llamafactory"):
+        pack("export", packed, "--to", to, "--output", tmp_path / to)
+        assert list(datasets.load_from_disk(str(tmp_path / to))) == arrow_rows(tmp_path / to), to
+
+
+def test_torchtune_gets_tensors_and_is_refused_another_collator(packed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    torch = pytest.importorskip("torch")
+    from padless.runtime.trainers.torchtune import PackedFolder
+
+    pack("export", packed, "--to", "torchtune", "--output", tmp_path / "out")
+    items = PackedFolder(source=str(tmp_path / "out"))
+    assert len(items) == 2
+    assert {name: value.dtype for name, value in items[0].items()} == dict.fromkeys(
+        ("tokens", "labels", "input_pos", "seq_lens"), torch.int64
+    )
+    with pytest.raises(ValueError, match="packed: True"):
+        PackedFolder(source=str(tmp_path / "out"), packed=False)
+
+
+def test_masks_that_a_form_cannot_tell_are_refused(packed: Path, tmp_path: Path) -> None:
+    run = pack("export", packed, "--to", "megatron", "--output", tmp_path / "out")
+    assert run.code == 2 and "1 masked token" in run.err and "nemo" in run.err
+    assert os.listdir(tmp_path) == ["packed"]
+
+
+def test_a_second_run_finds_its_work_done(packed: Path, tmp_path: Path) -> None:
+    words = ("export", packed, "--to", "nemo", "--output", tmp_path / "out")
+    assert "written in" in pack(*words).out
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()}
+    assert "is there already" in pack(*words).out
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()} == before
+
+
+def test_other_data_need_force(packed: Path, tmp_path: Path) -> None:
+    pack("export", packed, "--to", "nemo", "--output", tmp_path / "out")
+    refused = pack("export", packed, "--to", "parquet", "--output", tmp_path / "out")
+    assert refused.code == 2 and "--force" in refused.err
+    assert (tmp_path / "out" / "metadata.json").exists()
+    assert pack("export", packed, "--to", "parquet", "--output", tmp_path / "out", "--force").code == 0
+    assert not (tmp_path / "out" / "metadata.json").exists()
+    assert sorted(os.listdir(tmp_path)) == ["out", "packed"]
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_what_padless_did_not_write_is_never_touched(packed: Path, tmp_path: Path, force: list[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    run = pack("export", packed, "--to", "nemo", "--output", tmp_path / "out", *force)
+    assert run.code == 2 and "give another folder" in run.err
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_failed_export_leaves_nothing(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from padless.packer.exports.job import Job
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Job, "text", fail)
+    run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
+    assert run.code == 2 and "disk is full" in run.err
+    assert os.listdir(tmp_path) == ["packed"]
+
+
+def test_leftovers_of_a_killed_run_are_no_matter(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / ".out.export").mkdir()
+    (tmp_path / ".out.export" / ".data-00000.arrow.tmp").write_bytes(b"half")
+    assert pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out").code == 0
+    assert sorted(os.listdir(tmp_path)) == ["out", "packed"]
+
+
+def test_changed_files_are_found(packed: Path, tmp_path: Path) -> None:
+    pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
+    file = tmp_path / "out" / "data-00000.arrow"
+    raw = bytearray(file.read_bytes())
+    raw[-20] ^= 1
+    file.write_bytes(bytes(raw))
+    assert check_export(str(tmp_path / "out")) == [f"{file} is not as it was written"]
+    with pytest.raises(InputError, match="no export"):
+        check_export(str(packed))
+
+
+def test_unknown_forms_are_named(packed: Path, tmp_path: Path) -> None:
+    run = pack("export", packed, "--to", "tfrecord", "--output", tmp_path / "out")
+    assert run.code == 2 and "tfrecord" in run.err and "torchtune" in run.err
+
+
+def test_by_a_plan_packs_come_as_it_says(tmp_path: Path) -> None:
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": "word " * n}) + "\n" for n in (3, 9, 4, 7, 12, 5)))
+    words = ("--tokenizer", TOKENIZER, "--max-length", 32, "--output", tmp_path / "packed")
+    assert pack("build", data, *words).code == 0
+    assert pack("repack", tmp_path / "packed", "--plan-only", "short", "--max-length", 16).code == 0
+    for to, plan, output in (
+        ("automodel", ["--plan", "short"], "rows"),
+        ("unpacked", [], "plain"),
+        ("unpacked", ["--plan", "short"], "planned"),
+    ):
+        words = ("--to", to, *plan, "--output", tmp_path / output)
+        assert pack("export", tmp_path / "packed", *words).code == 0
+    assert {len(row["input_ids"]) for row in arrow_rows(tmp_path / "rows")} == {16}
+    rows = [sorted(map(str, arrow_rows(tmp_path / name))) for name in ("plain", "planned")]
+    assert rows[0] == rows[1] and len(rows[0]) == 6
+
+
+@pytest.mark.parametrize("to", EXPORTS)
+def test_every_form_says_how_to_use_it(to: str, packed: Path, tmp_path: Path) -> None:
+    target = target_of(to)
+    assert target.reader and target.rows and "{output}" in target.how
+    if to in READERS and to not in MASKLESS:
+        pack("export", packed, "--to", to, "--output", tmp_path / "out")
+        readme = (tmp_path / "out" / "README.md").read_text()
+        assert str(tmp_path / "out") in readme and "{output}" not in readme

@@ -23,9 +23,10 @@ from padless.runtime.attention import (
     flex,
     sdpa,
     sdpa_mask,
+    short,
     xformers,
 )
-from padless.runtime.attention.backend import Backend, Options, Request
+from padless.runtime.attention.backend import Backend, Options, Request, capability_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.inputs import check_inputs
 from padless.runtime.attention.opaque import forward_opaque
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 BACKENDS: dict[str, Backend] = {
+    "short": short.BACKEND,
     "flash": flash.BACKEND,
     "flash_attn_2": flash_attn_2.BACKEND,
     "flash_attn_3": flash_attn_3.BACKEND,
@@ -63,20 +65,36 @@ class Choice(NamedTuple):
     backend: str
     tokens: int = 0
     """Tokens of the row, at least: below, the host's time for a call is longer than the device's."""
+    mean_length: int | None = None
+    """Tokens of a sequence on average, at most."""
+    capability: tuple[int, int] | None = None
+    """Taken on devices of this compute capability alone, where it was measured."""
     on_cpu: bool = True
     """Whether it is taken there too, where it runs there."""
 
+    def fits(self, request: Request) -> bool:
+        """Whether the call is one for which it was found the fastest."""
+        on_cpu = request.device.type == "cpu"
+        if request.tokens < self.tokens or (on_cpu and not self.on_cpu):
+            return False
+        if self.mean_length is not None and request.tokens > self.mean_length * request.sequences:
+            return False
+        return self.capability is None or (not on_cpu and capability_of(request.device) == self.capability)
+
 
 AUTO = (
+    Choice("short", tokens=16_384, mean_length=512, capability=(9, 0)),
     Choice("flash_attn_4", tokens=8_192),
     Choice("flash_attn_3", tokens=8_192),
+    Choice("short", tokens=16_384, mean_length=8_192, capability=(9, 0)),
     Choice("flash"),
     Choice("flash_attn_2"),
     Choice("efficient"),
     Choice("flex", on_cpu=False),
     Choice("sdpa"),
 )
-"""Fastest first, as scripts/bench_attention.py found them on an H200; `sdpa` can do every call.
+"""Fastest first, as scripts/bench_attention.py and bench_short_attention.py found them on an H200; `sdpa` can
+do every call.
 
 FlashAttention-3 could not be had there; its place is by what others report.
 """
@@ -160,10 +178,8 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 def choose(request: Request, backend: str = "auto") -> str:
     """The name of the backend that does a call; raises BackendError where the one asked for cannot."""
     if backend == "auto":
-        on_cpu = request.device.type == "cpu"
         for choice in AUTO:
-            wanted = request.tokens >= choice.tokens and (choice.on_cpu or not on_cpu)
-            if wanted and BACKENDS[choice.backend].unavailable(request) is None:
+            if choice.fits(request) and BACKENDS[choice.backend].unavailable(request) is None:
                 return choice.backend
     if backend not in BACKENDS:
         raise BackendError(

@@ -66,6 +66,17 @@ class Boundaries:
 
 
 _SEEN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_ON_HOST: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def copied_from(cu_seqlens: Tensor, on_host: Tensor) -> None:
+    """Says that boundaries on a device are a copy of these, so that nobody need wait for them."""
+    _ON_HOST[cu_seqlens] = (cu_seqlens._version, on_host.clone())
+
+
+def _copy_of(cu_seqlens: Tensor) -> Tensor | None:
+    version, on_host = _ON_HOST.get(cu_seqlens, (None, None))  # type: ignore[no-untyped-call]
+    return on_host if version == cu_seqlens._version else None
 
 
 def boundaries_of(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> Boundaries:
@@ -81,7 +92,7 @@ def boundaries_of(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> Boundarie
     seen = _SEEN.get(cu_seqlens)  # type: ignore[no-untyped-call]
     if seen is None or seen[0] != key:
         # Of the tensor only an alias is kept: otherwise the entry would keep its own key alive.
-        seen = (key, Boundaries(cu_seqlens.detach(), max_seqlen, tokens))
+        seen = (key, Boundaries(cu_seqlens.detach(), max_seqlen, tokens, on_host=_copy_of(cu_seqlens)))
         _SEEN[cu_seqlens] = seen
     return cast(Boundaries, seen[1])
 

@@ -10,13 +10,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from padless.packer.advice import FLASH_ROWS
+from padless.packer.durable import sync_folder, write_bytes
+from padless.packer.extra_columns import GROUP
+from padless.packer.gather import Gather
 from padless.packer.identity import version_of
 from padless.packer.kept_shards import KeptShards
-from padless.packer.plan import PackPlan, lower_bound, plan_hash
+from padless.packer.plan import PackPlan, lower_bound, most_rows, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
+from padless.packer.strategies.pricing import linear_bound
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Gather, Layout, cut_shards, sync_folder, write_bytes, write_shard
+from padless.packer.write import Layout, cut_shards, spare_buffers, write_shard
 from padless.runtime.format import (
     MANIFEST,
     ColumnInfo,
@@ -61,7 +66,8 @@ def write_shards(
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
     writers = min(workers, max(len(cuts), 1))
-    write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report, ahead=writers == 1)
+    spare = spare_buffers(cuts, plan, lines.lengths, layout, writers)
+    write = partial(write_shard, plan=plan, gather=gather, layout=layout, spare=spare, report=report)
 
     def finished(number: int, batches: list[tuple[int, int]]) -> ShardInfo:
         info = kept.find(split, number)
@@ -125,13 +131,17 @@ def write_rest(
         largest_id=facts.largest_id,
         chat_template_checksum=facts.template_checksum,
         columns=columns,
-        options={**facts.options, "packed_with": strategy},
+        options={
+            **facts.options,
+            "packed_with": strategy,
+            **({"grouped_by": GROUP} if GROUP in lines.extras else {}),
+        },
         sources=tuple(
             replace(s, records=records)
             for s, records in zip(facts.sources, lines.records_by_source, strict=True)
         ),
         seed=facts.seed,
-        statistics=_statistics(plan, lines, facts),
+        statistics=_statistics(plan, lines, facts, strategy),
         plan_hash=hashed,
         padless_version=version_of("padless"),
         pyarrow_version=version_of("pyarrow"),
@@ -142,21 +152,32 @@ def write_rest(
     return manifest
 
 
-def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts) -> dict[str, Any]:
+def _planned(lines: SplitLines, strategy: str) -> dict[str, Any]:
+    """Options that are each split's own."""
+    grouped = {"grouped_by": GROUP} if GROUP in lines.extras else {}
+    return {"packed_with": strategy, **grouped}
+
+
+def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) -> dict[str, Any]:
     tokens = lines.tokens
+    limits = (padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap)
+    bound = lower_bound(*limits)
+    if strategy == "optimal" and len(plan) > bound:  # a better bound takes a second
+        bound = linear_bound(*limits)
     return {
         "max_length": facts.max_length,
         "records": lines.records,
         "dropped_by_reason": lines.dropped_by_reason,
         "sequences": len(lines.lengths),
         "packs": len(plan),
-        "bound_packs": lower_bound(padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap),
+        "bound_packs": bound,
         "tokens": tokens,
         "trained_tokens": lines.trained,
         "masked_tokens": tokens - lines.trained,
         "cut_tokens": sum(lines.cut_by_reason.values()),
         "cut_by_reason": lines.cut_by_reason,
         "empty_replies": lines.empty_replies,
+        "flash_attention_2_rows": most_rows(plan, lines.lengths, FLASH_ROWS),
     }
 
 
@@ -175,6 +196,9 @@ def _dataset_info(columns: tuple[ColumnInfo, ...]) -> dict[str, Any]:
     """Features for datasets 2 to 5: lists are spelled `Sequence`, which all of them read."""
 
     def feature(kind: str) -> dict[str, Any]:
+        if kind.startswith("fixed_size_list<"):
+            inner, length = kind[16:-1].split(", ")
+            return {"feature": feature(inner), "length": int(length), "_type": "Sequence"}
         if kind.startswith("list<"):
             return {"feature": feature(kind[5:-1]), "_type": "Sequence"}
         return {"dtype": kind, "_type": "Value"}

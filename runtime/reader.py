@@ -15,6 +15,7 @@ import operator
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -28,6 +29,7 @@ from padless.runtime.arrays import Array, column_to_numpy
 from padless.runtime.batch import Pack, PackBatch, open_batch
 from padless.runtime.format import (
     BatchError,
+    ChecksumError,
     ForeignFileError,
     Manifest,
     PlanError,
@@ -39,11 +41,13 @@ from padless.runtime.format import (
     parse_type,
     sequence_table_schema,
 )
+from padless.runtime.order import attention_costs, predicted_idle
 from padless.runtime.plans import (
     PLAN_METADATA,
     Plan,
     PlannedPacks,
     columns_hash,
+    fresh_plan,
     read_plan,
     tables_hash,
 )
@@ -58,8 +62,10 @@ __all__ = [
     "Pack",
     "PackBatch",
     "PackedReader",
+    "attention_costs",
     "column_to_numpy",
     "columns_hash",
+    "predicted_idle",
     "tables_hash",
 ]
 
@@ -68,6 +74,7 @@ __all__ = [
 _KEPT_COPIES = 4
 # Of a URL two windows of shards stay open.
 _KEPT_SHARDS = 2 * WINDOW_SHARDS
+_HASHED_AT_A_TIME = 8 << 20
 _WAY_OUT = "copy the folder again, or rebuild it with pack-dataset build --force"
 
 
@@ -126,6 +133,18 @@ class PackedReader:
         self._mapped: dict[int, PackBatch] = {}
         self._copies: OrderedDict[int, PackBatch] = OrderedDict()
         self._lock = Lock()
+
+    def replanned(self, strategy: str, *, seed: int, epoch: int) -> PackedReader:
+        """The same sequences in the packs of a fresh plan for an epoch, the files being open already.
+
+        Raises PlanError for a strategy that cannot be used so, and what reading the sequence table raises.
+        """
+        lengths = self.sequence_columns("length")["length"]
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        found.plan = fresh_plan(self.manifest, lengths, strategy, seed=seed, epoch=epoch)
+        found._planned = None
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"path": self.path, "manifest": self.manifest, "plan": self.plan, "remote": self.remote}
@@ -250,31 +269,64 @@ class PackedReader:
 
         Raises ForeignFileError where a part is not as the format says, and what a bad file raises.
         """
-        import pyarrow.parquet as pq
-
         schema = sequence_table_schema()
         names = list(columns) if columns is not None else schema.names
+        parts = list(self.sequence_lines(names, lines=2**30))
         schema = pa.schema([schema.field(name) for name in names])
-        parts = []
+        return pa.concat_tables(parts) if parts else schema.empty_table()
+
+    def sequence_lines(
+        self, columns: Sequence[str], *, lines: int = 2**18, coded: bool = False
+    ) -> Iterator[pa.Table]:
+        """The sequence table in order, at most so many `lines` at a time: for tables larger than memory.
+
+        `coded`: strings come as dictionaries. Raises as `sequence_table` does, a wrong number of lines once
+        they were read.
+        """
+        import pyarrow.parquet as pq
+
+        fields = [sequence_table_schema().field(name) for name in columns]
+        strings = [field.name for field in fields if coded and pa.types.is_string(field.type)]
+        words = pa.dictionary(pa.int32(), pa.string())
+        schema = pa.schema([f.with_type(words) if f.name in strings else f for f in fields])
         for info in self.manifest.sequence_tables:
             path = self._local(info)
-            try:
-                with pq.ParquetFile(path) as file:
-                    part = file.read(names)
-                    part.validate(full=True)
-                    parts.append(part.select(names).cast(schema))
-            except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
-                raise ForeignFileError(f"{path} is no sequence table ({problem}); {_WAY_OUT}") from None
-            if part.num_rows != info.lines:
-                raise ForeignFileError(
-                    f"{path} has {part.num_rows} lines, the manifest says {info.lines}; {_WAY_OUT}"
-                )
-        return pa.concat_tables(parts) if parts else schema.empty_table()
+            found = 0
+            with _told(path), pq.ParquetFile(path, pre_buffer=False, read_dictionary=strings) as file:
+                absent = [name for name in columns if name not in file.schema_arrow.names]
+                if absent:
+                    raise KeyError(absent[0])
+                for batch in file.iter_batches(min(lines, max(info.lines, 1)), columns=list(columns)):
+                    batch.validate(full=True)
+                    found += batch.num_rows
+                    yield pa.Table.from_batches([batch]).select(list(columns)).cast(schema)
+            _check_lines(path, found, info.lines)
 
     def sequence_columns(self, *names: str) -> dict[str, Array]:
         """Columns of the sequence table as arrays: numbers (-1 for null) or strings (None)."""
         table = self.sequence_table(names)
         return {name: column_to_numpy(table.column(name)) for name in names}
+
+    def check_shard(self, shard: int) -> None:
+        """Compare a shard's checksum, and open all its record batches.
+
+        The file is read through the mapping, so that it is in the page tables for what comes after.
+        Raises ChecksumError, and what opening a shard or a batch raises.
+        """
+        import xxhash
+
+        info = self.manifest.shards[shard]
+        data = memoryview(self._shard(shard)[0])
+        digest = xxhash.xxh3_128()
+        for start in range(0, len(data), _HASHED_AT_A_TIME):
+            digest.update(data[start : start + _HASHED_AT_A_TIME])
+        if (found := f"xxh3:{digest.hexdigest()}") != info.checksum:
+            raise ChecksumError(
+                f"{self.path / info.file} is {found}, the manifest says {info.checksum}; {_WAY_OUT}"
+            )
+        first = sum(len(before.batches) for before in self.manifest.shards[:shard])
+        for which in range(first, first + len(info.batches)):
+            self.batch(which)
 
     def _read(self, which: int) -> tuple[PackBatch, bool]:
         """Record batch `which`, and whether it is a view of the mapped file."""
@@ -333,3 +385,17 @@ class PackedReader:
         del self._shards[shard]
         for which in [which for which in self._mapped if self._batches[which][0] == shard]:
             del self._mapped[which]
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What a file that is no sequence table makes pyarrow raise, as an error of ours."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
+        raise ForeignFileError(f"{path} is no sequence table ({problem}); {_WAY_OUT}") from None
+
+
+def _check_lines(path: Path, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ForeignFileError(f"{path} has {found} lines, the manifest says {wanted}; {_WAY_OUT}")

@@ -29,7 +29,7 @@ from padless.runtime.collate import collate
 from padless.runtime.dataset import PackedDataset, pack_costs, shuffle_of, step_order
 from padless.runtime.errors import StreamError
 from padless.runtime.gather import Gather
-from padless.runtime.order import Position, Window, idle_share
+from padless.runtime.order import Position, StepOrder, Window, idle_share
 from padless.runtime.ranks import find_ranks, is_called_by, refuse_to_be_split
 from padless.runtime.reader import PackedReader
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo, parse_type
@@ -63,6 +63,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         remainder: str = "drop",
         balance: str | None = None,
         plan: str | None = None,
+        replan: str | None = None,
         split: str | None = None,
     ) -> None:
         """Open a folder for one of `world_size` data-parallel ranks.
@@ -71,30 +72,35 @@ class PackedStream(IterableDataset[VarlenBatch]):
         else there is one. Packs that do not fill the last step are left out of an epoch ("drop"),
         or all are yielded once and ranks without any get a batch without targets ("pad").
         `shuffle` is over all packs (True) or among those of a few shards at a time ("shards"), as it is
-        always where the path is a URL.
+        always where the path is a URL. `replan` names a strategy (such as "spread") that packs the
+        sequences anew for each epoch.
         Raises StreamError, and what PackedReader raises.
         """
         super().__init__()
+        if plan is not None and replan is not None:
+            raise StreamError(f"plan is {plan!r} and replan {replan!r}: give one, packs are by one plan")
+        if not 0 <= seed < 2**62:
+            raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
         self.reader = PackedReader(path, split=split, plan=plan)
+        if replan is not None and (self.reader.remote is not None or shuffle == "shards"):
+            raise StreamError(
+                f"replan={replan!r} makes packs out of all shards: it takes a local folder and shuffle=True"
+            )
+        self.replan, self._seed, self._shuffle = replan, seed, shuffle
+        self._planned_epoch = -1
         self.rank, self.world_size = find_ranks(rank, world_size)
         if remainder not in _REMAINDERS:
             raise StreamError(f"remainder is {remainder!r}; it is one of {', '.join(_REMAINDERS)}")
         self.packs_per_batch, self.remainder, self.balance = packs_per_batch, remainder, balance
-        self._order = step_order(
-            self.reader,
-            packs_per_batch=packs_per_batch,
-            world_size=self.world_size,
-            seed=seed,
-            shuffle=shuffle,
-            balance=balance,
-        )
+        data = data_identity(self.reader.manifest, self.reader.plan)
+        self._order, self._gather = self._order_of_packs(), Gather(self.reader)
+        self._plan_epoch(max(epoch, 0))
         self._state = StreamState(
-            data=data_identity(self.reader.manifest, self.reader.plan),
+            data=data if replan is None else f"{data} by {replan}",
             seed=seed,
             shuffle=shuffle_of(self.reader, shuffle),
             position=Position(epoch=0),
         )
-        self._gather = Gather(self.reader)
         self._reached: tuple[Window, int, tuple[int, int]] | None = None
         self._in_workers = _shared_flag()
         if not len(self):
@@ -104,6 +110,23 @@ class PackedStream(IterableDataset[VarlenBatch]):
                 "remainder='pad' (for evaluation)"
             )
         self.set_epoch(epoch)
+
+    def _order_of_packs(self) -> StepOrder:
+        return step_order(
+            self.reader,
+            packs_per_batch=self.packs_per_batch,
+            world_size=self.world_size,
+            seed=self._seed,
+            shuffle=self._shuffle,
+            balance=self.balance,
+        )
+
+    def _plan_epoch(self, epoch: int) -> None:
+        """Have the packs of an epoch's own plan; every rank makes the same one."""
+        if self.replan is not None and epoch != self._planned_epoch:
+            self.reader = self.reader.replanned(self.replan, seed=self._seed, epoch=epoch)
+            self._order, self._planned_epoch = self._order_of_packs(), epoch
+            self._gather = Gather(self.reader)
 
     def __len__(self) -> int:
         """This rank's batches in a whole epoch; the same number on every rank."""
@@ -142,8 +165,14 @@ class PackedStream(IterableDataset[VarlenBatch]):
 
         Raises StateError for a state of another data set, seed, shuffle or version.
         """
-        self._state, self._reached = self._state.load(state, num_packs=self._order.num_packs), None
-        self._in_workers[0] = 0
+        epoch = state.get("epoch")
+        try:
+            if isinstance(epoch, int) and epoch >= 0:
+                self._plan_epoch(epoch)
+            self._state, self._reached = self._state.load(state, num_packs=self._order.num_packs), None
+            self._in_workers[0] = 0
+        finally:
+            self._plan_epoch(self.epoch)
         if self._state.worker is None:
             self._end_epoch()
 
@@ -220,6 +249,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         return self._state
 
     def _go(self, position: Position) -> None:
+        self._plan_epoch(position.epoch)
         self._state, self._reached = self._state.at(position), None
 
     def _end_epoch(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import faulthandler
 import io
 import json
@@ -176,7 +177,7 @@ def edit(data: bytearray, chance: random.Random) -> bytearray:
         elif what == 3 and isinstance(holder[key], int):
             holder[key] += chance.choice((-1, 1, 8, -8, 2**32))
         else:
-            holder[key] = chance.choice(HOSTILE)
+            holder[key] = copy.deepcopy(chance.choice(HOSTILE))
     return bytearray(json.dumps(content).encode("utf-8", "backslashreplace"))
 
 

@@ -18,6 +18,8 @@ FORMAT_VERSION = 1
 
 T = TypeVar("T")
 _NAME = re.compile(r"[^/\\:\x00-\x1f\x7f\ud800-\udfff]+")
+# What file systems take.
+_LONGEST_NAME = 255
 _CHECKSUM = re.compile(r"xxh3:[0-9a-f]{32}")
 # No count of anything on a disk is above this, and eight of them still add up in int64.
 _MAX_COUNT = 2**60
@@ -61,7 +63,8 @@ class Fields:
         """A plain name, after `folder` (such as `tokenizer/`): it cannot point elsewhere."""
         value = self.text(key)
         name = value.removeprefix(folder)
-        if (folder and name == value) or name in (".", "..") or not _NAME.fullmatch(name):
+        plain = name not in (".", "..") and _NAME.fullmatch(name) and len(name.encode()) <= _LONGEST_NAME
+        if (folder and name == value) or not plain:
             raise self.error(key, f"must be {folder}NAME inside the folder, is {value[:80]!r}")
         return value
 

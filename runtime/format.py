@@ -199,6 +199,8 @@ def check_file(path: Path, size: int, checksum: str | None = None) -> None:
         found = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         raise MissingFileError(f"{path} is in the manifest and not on disk; {way_out}") from None
+    except OSError as problem:  # links that go in a circle, no permission
+        raise MissingFileError(f"{path} cannot be looked at ({problem.strerror}); {way_out}") from None
     if found != size:
         raise TruncatedFileError(f"{path} has {found} bytes, the manifest says {size}; {way_out}")
     if checksum is not None and (actual := checksum_file(path)) != checksum:

@@ -149,6 +149,12 @@ class PlannedPacks:
         places = self._offset[mine].tolist()
         lengths = self.lengths[mine]
         ends = [start + length for start, length in zip(places, lengths.tolist(), strict=True)]
+        for pack, start, end in zip(stored, places, ends, strict=True):
+            if not 0 <= start < end <= pack.num_tokens:
+                raise PlanError(
+                    f"the sequence table has a sequence at tokens {start} to {end} of a pack of "
+                    f"{pack.num_tokens}: it is damaged; copy the folder again"
+                )
         slices = [slice(*place) for place in zip(places, ends, strict=True)]
         labels = _together([pack.labels[part] for pack, part in zip(stored, slices, strict=True)])
         levels = {name: level for name, level in stored[0].extra_levels.items() if level != "pack"}

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc
 
 from padless.runtime.arrays import Array, column_to_numpy
@@ -75,6 +76,7 @@ _KEPT_COPIES = 4
 # Of a URL two windows of shards stay open.
 _KEPT_SHARDS = 2 * WINDOW_SHARDS
 _HASHED_AT_A_TIME = 8 << 20
+_NOT_NEGATIVE = ("record", "source", "row", "part", "start", "length", "num_targets", "pack", "offset")
 _WAY_OUT = "copy the folder again, or rebuild it with pack-dataset build --force"
 
 
@@ -299,8 +301,20 @@ class PackedReader:
                 for batch in file.iter_batches(min(lines, max(info.lines, 1)), columns=list(columns)):
                     batch.validate(full=True)
                     found += batch.num_rows
-                    yield pa.Table.from_batches([batch]).select(list(columns)).cast(schema)
+                    part = pa.Table.from_batches([batch]).select(list(columns)).cast(schema)
+                    self._check_bounds(part)
+                    yield part
             _check_lines(path, found, info.lines)
+
+    def _check_bounds(self, part: pa.Table) -> None:
+        """See that numbers which others index and count by are such; raises ValueError."""
+        limits = {"pack": self.manifest.num_packs, "source": len(self.manifest.sources)}
+        for name in set(_NOT_NEGATIVE).intersection(part.schema.names):
+            ends = pc.min_max(part.column(name)).as_py()
+            low, high = ends["min"], ends["max"]
+            if low is not None and (low < 0 or high >= limits.get(name, high + 1)):
+                limit = f", of {limits[name]}" if name in limits else ""
+                raise ValueError(f"{name} reaches from {low} to {high}{limit}")
 
     def sequence_columns(self, *names: str) -> dict[str, Array]:
         """Columns of the sequence table as arrays: numbers (-1 for null) or strings (None)."""

@@ -3,7 +3,8 @@
 The input is some files, each named N times (hard links, so that no disk is needed for copies).
 Beside the sizes it runs what strains a builder in other ways: one record of 200 MB, and 10,000 files.
 
-    python scripts/bench_memory.py --input alpaca.jsonl --times 2 20 --tokenizer qwen3/ --template chatml.jinja
+    python scripts/bench_memory.py --input alpaca.jsonl --times 2 20 --tokenizer qwen3/ \
+        --template qwen3/chatml.generation.jinja
 """
 
 from __future__ import annotations

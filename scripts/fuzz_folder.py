@@ -211,7 +211,7 @@ def fingerprint(reader: PackedReader) -> str:
         for name in ("input_ids", "labels", "seq_lengths", "sequence_ids"):
             parts.append(checksum_bytes(np.ascontiguousarray(getattr(one, name)).tobytes()))
         parts.append(f"{one.num_tokens} {one.num_targets} {one.max_seqlen} {one.attention_cost}")
-        assert int(one.seq_lengths.sum()) == len(one.input_ids) == len(one.labels)
+        assert int(one.seq_lengths.sum()) == one.num_tokens == len(one.input_ids) == len(one.labels)
     return checksum_bytes("\n".join(parts).encode())
 
 

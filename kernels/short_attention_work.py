@@ -99,9 +99,8 @@ def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Tensor, ...
     A sequence's rest is joined by the sequences after it that fit whole: that fills lanes which would be
     idle, and costs no step more than tiles of their own would.
     """
-    chains: list[
-        list[int]
-    ] = []  # a sequence that is cut: start, end, first of its last tile, end with those joined
+    # A chain is a sequence that is cut: start, end, first of its last tile, end with those that joined it.
+    chains: list[list[int]] = []
     for a, b in pairwise(bounds):
         if chains and b - chains[-1][2] <= size:
             chains[-1][3] = b
@@ -114,10 +113,7 @@ def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Tensor, ...
     start, end, last, joined = table.repeat_interleave(counts, dim=0).T
     ends = counts.cumsum(0, dtype=torch.int32)
     place = torch.arange(len(start), dtype=torch.int32) - (ends - counts).repeat_interleave(counts)
-    if last_first:
-        first = last - place * size
-    else:
-        first = start + place * size
+    first = last - place * size if last_first else start + place * size
     is_last = first == last
     return first, torch.where(is_last, joined, first + size), start, torch.where(is_last, joined, end)
 

@@ -144,7 +144,23 @@ def test_a_version_is_a_positive_whole_number(version: object) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../a", "/etc/passwd", "a/b", "..", ".", "", "a\\b", "C:a", "a\0b", "a\nb", "\udcff", 3, None],
+    [
+        "../a",
+        "/etc/passwd",
+        "a/b",
+        "..",
+        ".",
+        "",
+        "a\\b",
+        "C:a",
+        "a\0b",
+        "a\nb",
+        "\udcff",
+        "x" * 256,
+        "\u00e9" * 128,
+        3,
+        None,
+    ],
 )
 def test_file_names_cannot_leave_the_folder(name: object) -> None:
     content = json.loads(manifest().to_json())

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from building import DEMO, assert_verified, built, files_of, pack, state_of
+from packed import Folder, count_up, rewrite_table, write_folder
 
 from padless.runtime.format import PlanError
 from padless.runtime.reader import PackedReader
@@ -137,3 +138,12 @@ def test_verify_finds_a_plan_that_leaves_a_sequence_out(folder: Path, tmp_path: 
     write_plan(tmp_path / "out" / "plans" / "few.parquet", plan, np.arange(3), manifest, facts)
     run = pack("verify", tmp_path / "out", "--plan", "few")
     assert run.code == 1 and "not at all" in run.out
+
+
+def test_a_plan_over_a_table_that_leaves_its_packs_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "packed", Folder(packs=[count_up(3, 1, 2), count_up(4, first=4)]))
+    rewrite_table(tmp_path / "packed", lambda lines: lines[1].update({"offset": 6}))
+    assert pack("repack", tmp_path / "packed", "--plan-only", "again").code == 0
+    reader = PackedReader(tmp_path / "packed", plan="again")
+    with pytest.raises(PlanError, match="of a pack of"):
+        list(reader)

@@ -21,6 +21,7 @@ from packed import (
     count_up,
     edit_manifest,
     rewrite_shard,
+    rewrite_table,
     write_folder,
     write_splits,
     xxh3,
@@ -379,6 +380,20 @@ def test_a_sequence_table_that_is_none_is_refused(packed: Path) -> None:
     path.unlink()
     with pytest.raises(MissingFileError, match=r"sequences\.parquet"):
         PackedReader(packed).sequence_table()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("pack", 3), ("pack", 2**58), ("pack", -2), ("source", 9), ("offset", -1), ("length", -5), ("row", -1)],
+)
+def test_a_table_that_points_outside_is_refused(packed: Path, column: str, value: int) -> None:
+    """Whoever counts by packs or cuts by offsets would allocate without bound, or end with an IndexError."""
+    rewrite_table(packed, lambda lines: lines[1].update({column: value}))
+    reader = PackedReader(packed)
+    with pytest.raises(ForeignFileError, match=rf"{column} reaches from "):
+        reader.sequence_table()
+    with pytest.raises(ForeignFileError, match=rf"{column} reaches from "):
+        reader.sequence_columns(column)
 
 
 @settings(max_examples=300, deadline=None)

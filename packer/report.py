@@ -22,6 +22,7 @@ from padless.packer.lengths import Lengths
 from padless.packer.lines import STATUSES
 from padless.packer.measure import Measured, PerPack, measure
 from padless.packer.plan import lower_bound
+from padless.packer.strategies import STRATEGIES
 from padless.packer.strategies.constraints import padded_lengths
 from padless.runtime.format import Manifest
 from padless.runtime.reader import Array, PackedReader, attention_costs, predicted_idle
@@ -122,10 +123,11 @@ def _planned(reader: PackedReader, found: Measured) -> dict[str, Any]:
     """How the packs were planned: strategy, cap and align; for a further plan its length and bound too."""
     options = reader.manifest.options
     if reader.plan is None:
+        strategy = options.get("packed_with", options.get("strategy"))
         return {
-            "strategy": options.get("packed_with", options.get("strategy")),
-            "max_sequences_per_pack": options.get("max_sequences_per_pack"),
-            "align": options.get("align") or 1,
+            "strategy": strategy if strategy in list(STRATEGIES) else None,
+            "max_sequences_per_pack": _count(options.get("max_sequences_per_pack")),
+            "align": _count(options.get("align")) or 1,
         }
     facts = reader.plan.facts
     cap, max_length = facts["max_sequences_per_pack"], facts["max_length"]
@@ -137,6 +139,11 @@ def _planned(reader: PackedReader, found: Measured) -> dict[str, Any]:
         "max_length": max_length,
         "bound_packs": lower_bound(padded, max_length, cap),
     }
+
+
+def _count(value: Any) -> int | None:
+    """A number of a manifest's options, which anybody may have written; None for what is none."""
+    return value if type(value) is int and 1 <= value < 2**31 else None
 
 
 def padding_of(lengths: Lengths, batch_sizes: Sequence[int]) -> dict[str, dict[str, float]]:

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from padless.packer.errors import InputError
 from padless.runtime.format import (
     IGNORE_INDEX,
     MANIFEST,
     FormatError,
     Manifest,
+    PadlessError,
     SplitsManifest,
     check_file,
     load_manifest,
@@ -60,16 +62,20 @@ class VerifyReport:
         return {"path": self.path, "ok": self.ok, "checks": checks, "warnings": [*self.warnings]}
 
 
-def verify(path: str | Path, *, split: str | None = None, plan: str | None = None) -> VerifyReport:
+def verify(
+    path: str | Path, *, split: str | None = None, plan: str | None = None, trainer: str | None = None
+) -> VerifyReport:
     """Check a packed folder, or every split of a folder of splits unless one is named.
 
-    Raises NotPackedError, ManifestError, VersionError or SplitError where there is nothing to
-    check; everything else that is wrong is a failed check.
+    With `trainer` (trl, hf), also that this trainer gives its model what was packed.
+
+    Raises InputError where there is no such trainer; NotPackedError, ManifestError, VersionError or
+    SplitError where there is nothing to check; everything else that is wrong is a failed check.
     """
     folder = Path(path)
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:
-        return _verify_splits(folder, manifest, plan)
+        return _verify_splits(folder, manifest, plan, trainer)
     folder, packs = open_folder(folder, split)
     checks = [_check("files", lambda: _files(folder, packs))]
     warnings = [
@@ -88,10 +94,14 @@ def verify(path: str | Path, *, split: str | None = None, plan: str | None = Non
             checks.append(_check("account", lambda: _account(packs, table)))
             if plan is not None:
                 checks.append(_check(f"plan {plan}", lambda: _plan(folder, plan, table)))
+            if trainer is not None:
+                checks.append(_check(f"trainer {trainer}", lambda: _trainer(folder, trainer, plan)))
     return VerifyReport(path=str(path), checks=tuple(checks), warnings=tuple(warnings))
 
 
-def _verify_splits(folder: Path, manifest: SplitsManifest, plan: str | None) -> VerifyReport:
+def _verify_splits(
+    folder: Path, manifest: SplitsManifest, plan: str | None, trainer: str | None
+) -> VerifyReport:
     checks, warnings = [], []
     for info in manifest.splits:
         file = folder / info.name / MANIFEST
@@ -102,7 +112,7 @@ def _verify_splits(folder: Path, manifest: SplitsManifest, plan: str | None) -> 
 
         checks.append(_check(f"{info.name}: manifest", same))
         if checks[-1].ok:
-            report = verify(folder / info.name, plan=plan)
+            report = verify(folder / info.name, plan=plan, trainer=trainer)
             checks += [
                 Check(name=f"{info.name}: {check.name}", ok=check.ok, detail=check.detail)
                 for check in report.checks
@@ -114,7 +124,9 @@ def _verify_splits(folder: Path, manifest: SplitsManifest, plan: str | None) -> 
 def _check(name: str, run: Callable[[], str]) -> Check:
     try:
         return Check(name=name, ok=True, detail=run())
-    except FormatError as problem:
+    except InputError:
+        raise
+    except PadlessError as problem:
         return Check(name=name, ok=False, detail=str(problem))
 
 
@@ -222,6 +234,21 @@ def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
     fullest = int(np.diff(ends[found.offsets]).max(initial=0))
     _require(fullest <= limit, f"a pack holds {fullest:,} tokens, max_length is {limit:,}")
     return f"{len(found.sequences):,} sequences in {len(found):,} packs of at most {limit:,}"
+
+
+def _trainer(folder: Path, trainer: str, plan: str | None) -> str:
+    """The trainer's own loader and loss, with what is packed."""
+    try:
+        from padless.runtime.trainers.proof import TRAINERS, prove
+
+        if trainer not in TRAINERS:
+            raise InputError(f"--trainer {trainer!r} is none that can be run here: {', '.join(TRAINERS)}")
+        return prove(folder, trainer, plan=plan)
+    except ImportError as missing:
+        raise InputError(
+            f"--trainer {trainer} runs that trainer, and {missing.name} is missing: pip install torch "
+            "transformers datasets accelerate trl"
+        ) from None
 
 
 def _records(reader: PackedReader, table: dict[str, Array]) -> str:

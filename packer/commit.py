@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from padless.packer.advice import FLASH_ROWS
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.extra_columns import GROUP
 from padless.packer.gather import Gather
 from padless.packer.identity import version_of
-from padless.packer.plan import PackPlan, lower_bound, plan_hash
+from padless.packer.plan import PackPlan, lower_bound, most_rows, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
 from padless.packer.strategies.pricing import linear_bound
 from padless.packer.tables import Piece, Places, SplitLines, write_table
@@ -168,6 +169,7 @@ def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) 
         "cut_tokens": sum(lines.cut_by_reason.values()),
         "cut_by_reason": lines.cut_by_reason,
         "empty_replies": lines.empty_replies,
+        "flash_attention_2_rows": most_rows(plan, lines.lengths, FLASH_ROWS),
     }
 
 

@@ -249,6 +249,16 @@ def check_plan(
         _claim(largest <= max_length, f"a pack holds {largest} tokens of {max_length}")
 
 
+def most_rows(plan: PackPlan, seq_lengths: ArrayLike, beside: int) -> int:
+    """The most that a pack holds in tokens and `beside` for each of its sequences, [N] lengths in tokens."""
+    lengths, most = np.asarray(seq_lengths), 0
+    for packs, block in _blocks(plan.offsets):
+        tokens = lengths[plan.order[block]] if plan.lengths is None else plan.lengths[block]
+        begins = plan.offsets[packs] - block.start
+        most = max(most, int(np.add.reduceat(tokens.astype(np.int64) + beside, begins).max()))
+    return most
+
+
 def _check_parts(order: Integers, starts: Integers, taken: Integers, lengths: Integers) -> None:
     """See that the parts of each sequence, put in order, cover it without gap or overlap."""
     _claim(len(starts) == len(taken) == len(order), "starts or lengths miss entries")

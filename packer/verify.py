@@ -63,19 +63,28 @@ class VerifyReport:
 
 
 def verify(
-    path: str | Path, *, split: str | None = None, plan: str | None = None, trainer: str | None = None
+    path: str | Path,
+    *,
+    split: str | None = None,
+    plan: str | None = None,
+    model: str | Path | None = None,
+    trainer: str | None = None,
 ) -> VerifyReport:
     """Check a packed folder, or every split of a folder of splits unless one is named.
 
-    With `trainer` (trl, hf), also that this trainer gives its model what was packed.
+    With `model`, a config.json or its folder, also that such a model fits the data and keeps sequences apart;
+    with `trainer` (trl, hf), that this trainer gives its model what was packed.
 
-    Raises InputError where there is no such trainer; NotPackedError, ManifestError, VersionError or
-    SplitError where there is nothing to check; everything else that is wrong is a failed check.
+    Raises InputError where there is no such model or trainer, or no torch; NotPackedError, ManifestError,
+    VersionError or SplitError where there is nothing to check; everything else that is wrong is a failed
+    check.
     """
     folder = Path(path)
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:
-        return _verify_splits(folder, manifest, plan, trainer)
+        return _verify_splits(
+            folder, manifest, lambda one: verify(one, plan=plan, model=model, trainer=trainer)
+        )
     folder, packs = open_folder(folder, split)
     checks = [_check("files", lambda: _files(folder, packs))]
     warnings = [
@@ -94,13 +103,15 @@ def verify(
             checks.append(_check("account", lambda: _account(packs, table)))
             if plan is not None:
                 checks.append(_check(f"plan {plan}", lambda: _plan(folder, plan, table)))
+            if model is not None:
+                checks.append(_check(f"model {model}", lambda: _model(folder, model)))
             if trainer is not None:
                 checks.append(_check(f"trainer {trainer}", lambda: _trainer(folder, trainer, plan)))
     return VerifyReport(path=str(path), checks=tuple(checks), warnings=tuple(warnings))
 
 
 def _verify_splits(
-    folder: Path, manifest: SplitsManifest, plan: str | None, trainer: str | None
+    folder: Path, manifest: SplitsManifest, verify_split: Callable[[Path], VerifyReport]
 ) -> VerifyReport:
     checks, warnings = [], []
     for info in manifest.splits:
@@ -112,7 +123,7 @@ def _verify_splits(
 
         checks.append(_check(f"{info.name}: manifest", same))
         if checks[-1].ok:
-            report = verify(folder / info.name, plan=plan, trainer=trainer)
+            report = verify_split(folder / info.name)
             checks += [
                 Check(name=f"{info.name}: {check.name}", ok=check.ok, detail=check.detail)
                 for check in report.checks
@@ -234,6 +245,19 @@ def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
     fullest = int(np.diff(ends[found.offsets]).max(initial=0))
     _require(fullest <= limit, f"a pack holds {fullest:,} tokens, max_length is {limit:,}")
     return f"{len(found.sequences):,} sequences in {len(found):,} packs of at most {limit:,}"
+
+
+def _model(folder: Path, model: str | Path) -> str:
+    """The model fits the data, and one of its kind keeps packed sequences apart."""
+    if not Path(model).exists():
+        raise InputError(f"{model} does not exist; --model is a model's config.json or the folder it lies in")
+    try:
+        from padless.runtime.model_verify import verify_model
+    except ImportError as missing:
+        raise InputError(
+            f"--model runs a model and {missing.name} is missing: pip install 'padless[train]'"
+        ) from None
+    return verify_model(model, folder)
 
 
 def _trainer(folder: Path, trainer: str, plan: str | None) -> str:

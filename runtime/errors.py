@@ -59,9 +59,25 @@ class CollateError(PadlessError, ValueError):
     """What should become a batch is no pack, or contradicts itself."""
 
 
+class ModelError(PadlessError, ValueError):
+    """A model, or a call of one, in which packed sequences would not stay apart."""
+
+
+class IsolationError(ModelError):
+    """A model in which a packed sequence was seen to depend on its neighbours."""
+
+
 class StreamError(PadlessError, ValueError):
     """A stream that is set up or used so that ranks would not see each pack once."""
 
 
 class StateError(PadlessError, ValueError):
     """A saved position that belongs to another data set, seed or version."""
+
+
+class AttentionError(PadlessError, ValueError):
+    """A call of attention that contradicts itself, or boundaries that do not fit its tokens."""
+
+
+class BackendError(AttentionError):
+    """An attention backend that was asked for and cannot do the call."""

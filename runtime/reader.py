@@ -41,6 +41,7 @@ from padless.runtime.format import (
     parse_type,
     sequence_table_schema,
 )
+from padless.runtime.order import attention_costs, predicted_idle
 from padless.runtime.plans import (
     PLAN_METADATA,
     Plan,
@@ -61,8 +62,10 @@ __all__ = [
     "Pack",
     "PackBatch",
     "PackedReader",
+    "attention_costs",
     "column_to_numpy",
     "columns_hash",
+    "predicted_idle",
     "tables_hash",
 ]
 
@@ -71,7 +74,6 @@ __all__ = [
 _KEPT_COPIES = 4
 # Of a URL two windows of shards stay open.
 _KEPT_SHARDS = 2 * WINDOW_SHARDS
-_LINES_AT_A_TIME = 2**16
 _HASHED_AT_A_TIME = 8 << 20
 _WAY_OUT = "copy the folder again, or rebuild it with pack-dataset build --force"
 
@@ -267,41 +269,38 @@ class PackedReader:
 
         Raises ForeignFileError where a part is not as the format says, and what a bad file raises.
         """
-        import pyarrow.parquet as pq
-
         schema = sequence_table_schema()
         names = list(columns) if columns is not None else schema.names
+        parts = list(self.sequence_lines(names, lines=2**30))
         schema = pa.schema([schema.field(name) for name in names])
-        parts = []
-        for info in self.manifest.sequence_tables:
-            path = self._local(info)
-            with _told(path), pq.ParquetFile(path) as file:
-                part = file.read(names)
-                part.validate(full=True)
-                parts.append(part.select(names).cast(schema))
-            _check_lines(path, part.num_rows, info.lines)
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
-    def sequence_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Some columns of the sequence table, a row group or so at a time, strings as dictionaries.
+    def sequence_lines(
+        self, columns: Sequence[str], *, lines: int = 2**18, coded: bool = False
+    ) -> Iterator[pa.Table]:
+        """The sequence table in order, at most so many `lines` at a time: for tables larger than memory.
 
-        For whoever goes over a large table once; raises what `sequence_table` does.
+        `coded`: strings come as dictionaries. Raises as `sequence_table` does, a wrong number of lines once
+        they were read.
         """
         import pyarrow.parquet as pq
 
         fields = [sequence_table_schema().field(name) for name in columns]
-        strings = [field.name for field in fields if pa.types.is_string(field.type)]
+        strings = [field.name for field in fields if coded and pa.types.is_string(field.type)]
         words = pa.dictionary(pa.int32(), pa.string())
         schema = pa.schema([f.with_type(words) if f.name in strings else f for f in fields])
         for info in self.manifest.sequence_tables:
             path = self._local(info)
-            lines = 0
-            with _told(path), pq.ParquetFile(path, read_dictionary=strings) as file:
-                for batch in file.iter_batches(batch_size=_LINES_AT_A_TIME, columns=list(columns)):
+            found = 0
+            with _told(path), pq.ParquetFile(path, pre_buffer=False, read_dictionary=strings) as file:
+                absent = [name for name in columns if name not in file.schema_arrow.names]
+                if absent:
+                    raise KeyError(absent[0])
+                for batch in file.iter_batches(min(lines, max(info.lines, 1)), columns=list(columns)):
                     batch.validate(full=True)
-                    lines += batch.num_rows
+                    found += batch.num_rows
                     yield pa.Table.from_batches([batch]).select(list(columns)).cast(schema)
-            _check_lines(path, lines, info.lines)
+            _check_lines(path, found, info.lines)
 
     def sequence_columns(self, *names: str) -> dict[str, Array]:
         """Columns of the sequence table as arrays: numbers (-1 for null) or strings (None)."""

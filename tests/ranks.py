@@ -144,3 +144,30 @@ def use_lightning_rank(path: Path, out: Path, rank: int, port: int, results: Any
     trainer.fit(model)
     results.put((rank, model.seen))
     torch.distributed.destroy_process_group()
+
+
+def shard_rank(rank: int, port: int) -> None:
+    """A packed step of a model sharded by FSDP2, prepared before and after, as one of two ranks."""
+    address = f"tcp://127.0.0.1:{port}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    from tiny_models import packed, tiny
+    from torch.distributed.fsdp import fully_shard
+
+    from padless.runtime.models import prepare_model
+
+    batch = packed([5, 1, 9, 3], seed=rank).model_inputs()
+    expected = prepare_model(tiny("qwen3"), check=True)(**batch).logits
+    for prepared_first in (True, False):
+        model = tiny("qwen3").train()
+        if prepared_first:
+            prepare_model(model)
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        if not prepared_first:
+            prepare_model(model)
+        out = model(**batch)
+        torch.testing.assert_close(out.logits, expected, atol=1e-5, rtol=1e-5)
+        out.loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    torch.distributed.destroy_process_group()

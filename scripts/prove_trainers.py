@@ -145,7 +145,7 @@ def main() -> None:
         case = f"{EXAMPLES[name]} {version(EXAMPLES[name])}"
         results.add(case, name, "steps", len(watch.apart), "count")
         results.add(case, name, "sequences", watch.sequences, "count")
-        results.add(case, name, "loss_apart", max(watch.apart), "nats")
+        results.add(case, name, "loss_apart", max(watch.apart) * 1e6, "1e-6 nats")
         results.add(case, name, "loss_apart_mixed", min(watch.mixed), "nats")
 
 

@@ -63,7 +63,9 @@ def main() -> None:
             case = f"{to}, {size / 1e6:.0f} MB, {'with' if fsync else 'without'} fsync"
             results.add(case, "padless", "seconds", statistics.median(own), "s")
             results.add(case, "cat", "seconds", statistics.median(cat), "s")
-            results.add(case, "padless", "share_of_cat", statistics.median(cat) / statistics.median(own), "share")
+            results.add(
+                case, "padless", "share_of_cat", statistics.median(cat) / statistics.median(own), "share"
+            )
 
 
 if __name__ == "__main__":

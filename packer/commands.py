@@ -496,12 +496,20 @@ def verify(
             "(Needs torch and transformers; weights are not read.)",
         ),
     ] = None,
+    trainer: Annotated[
+        str | None,
+        Option(
+            metavar="trl|hf",
+            help="Also run packs through that trainer's own loader and a tiny model: boundaries, positions, "
+            "labels, losses. (Has to be installed.)",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Check every file, pack and line of a packed folder; exit 1 where one is not as the manifest says."""
     from padless.packer.verify import verify as run_verify
 
-    found = run_verify(folder, split=split, plan=plan, model=model)
+    found = run_verify(folder, split=split, plan=plan, model=model, trainer=trainer)
     if as_json:
         _print_json(found.to_json())
     else:

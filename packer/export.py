@@ -22,11 +22,11 @@ from padless.packer.errors import InputError
 from padless.packer.exports import EXPORTS, target_of
 from padless.packer.exports.job import Job, remove_tree
 from padless.packer.identity import version_of
+from padless.packer.sources.resolve import EXPORT_RECORD
 from padless.packer.token_store import disk_full
 from padless.runtime.format import checksum_file
 from padless.runtime.reader import PackedReader
 
-RECORD = "export.json"
 _FORMAT = "padless-export"
 VERSION = 1
 
@@ -111,7 +111,7 @@ def export(config: ExportConfig, *, progress: Callable[[int, int], None] | None 
                 "padless_version": version_of("padless"),
             }
             _write_text(folder, "README.md", _readme(config, record))
-            _write_text(folder, RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
+            _write_text(folder, EXPORT_RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
         except OSError as error:  # from a library's own writer
             raise disk_full(error, folder, 0) from error
         sync_folder(folder)
@@ -123,7 +123,7 @@ def check_export(folder: str) -> list[str]:
     """What is wrong with an export's files, in words; nothing where every checksum holds."""
     record = _what_is_there(folder, None)
     if record is None:
-        raise InputError(f"{folder} is no export of padless: there is no {RECORD}")
+        raise InputError(f"{folder} is no export of padless: there is no {EXPORT_RECORD}")
     problems = []
     for file in record["files"]:
         path = os.path.join(folder, file["file"])
@@ -154,7 +154,7 @@ def _what_is_there(output: str, config: ExportConfig | None) -> dict[str, Any] |
     if not os.path.isdir(output):
         raise InputError(f"output {output} is a file; give a folder (a new one, best)")
     try:
-        with open(os.path.join(output, RECORD), "rb") as file:
+        with open(os.path.join(output, EXPORT_RECORD), "rb") as file:
             record = json.load(file)
     except (OSError, ValueError):
         record = None
@@ -223,5 +223,5 @@ def _readme(config: ExportConfig, record: dict[str, Any]) -> str:
         f"by `pack-dataset export --to {config.to}`. {target.rows[0].upper()}{target.rows[1:]}.\n\n"
         + target.how.replace("{output}", config.output)
         + ("\n\n" + notes if notes else "\n\n")
-        + f"\n`{RECORD}` lists the files with their checksums.\n"
+        + f"\n`{EXPORT_RECORD}` lists the files with their checksums.\n"
     )

@@ -63,19 +63,28 @@ class VerifyReport:
 
 
 def verify(
-    path: str | Path, *, split: str | None = None, plan: str | None = None, model: str | Path | None = None
+    path: str | Path,
+    *,
+    split: str | None = None,
+    plan: str | None = None,
+    model: str | Path | None = None,
+    trainer: str | None = None,
 ) -> VerifyReport:
     """Check a packed folder, or every split of a folder of splits unless one is named.
 
-    With `model`, a config.json or its folder, also that such a model fits the data and keeps sequences apart.
+    With `model`, a config.json or its folder, also that such a model fits the data and keeps sequences apart;
+    with `trainer` (trl, hf), that this trainer gives its model what was packed.
 
-    Raises InputError where there is no such model or no torch; NotPackedError, ManifestError, VersionError or
-    SplitError where there is nothing to check; everything else that is wrong is a failed check.
+    Raises InputError where there is no such model or trainer, or no torch; NotPackedError, ManifestError,
+    VersionError or SplitError where there is nothing to check; everything else that is wrong is a failed
+    check.
     """
     folder = Path(path)
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:
-        return _verify_splits(folder, manifest, plan, model)
+        return _verify_splits(
+            folder, manifest, lambda one: verify(one, plan=plan, model=model, trainer=trainer)
+        )
     folder, packs = open_folder(folder, split)
     checks = [_check("files", lambda: _files(folder, packs))]
     warnings = [
@@ -96,11 +105,13 @@ def verify(
                 checks.append(_check(f"plan {plan}", lambda: _plan(folder, plan, table)))
             if model is not None:
                 checks.append(_check(f"model {model}", lambda: _model(folder, model)))
+            if trainer is not None:
+                checks.append(_check(f"trainer {trainer}", lambda: _trainer(folder, trainer, plan)))
     return VerifyReport(path=str(path), checks=tuple(checks), warnings=tuple(warnings))
 
 
 def _verify_splits(
-    folder: Path, manifest: SplitsManifest, plan: str | None, model: str | Path | None
+    folder: Path, manifest: SplitsManifest, verify_split: Callable[[Path], VerifyReport]
 ) -> VerifyReport:
     checks, warnings = [], []
     for info in manifest.splits:
@@ -112,7 +123,7 @@ def _verify_splits(
 
         checks.append(_check(f"{info.name}: manifest", same))
         if checks[-1].ok:
-            report = verify(folder / info.name, plan=plan, model=model)
+            report = verify_split(folder / info.name)
             checks += [
                 Check(name=f"{info.name}: {check.name}", ok=check.ok, detail=check.detail)
                 for check in report.checks
@@ -247,6 +258,21 @@ def _model(folder: Path, model: str | Path) -> str:
             f"--model runs a model and {missing.name} is missing: pip install 'padless[train]'"
         ) from None
     return verify_model(model, folder)
+
+
+def _trainer(folder: Path, trainer: str, plan: str | None) -> str:
+    """The trainer's own loader and loss, with what is packed."""
+    try:
+        from padless.runtime.trainers.proof import TRAINERS, prove
+
+        if trainer not in TRAINERS:
+            raise InputError(f"--trainer {trainer!r} is none that can be run here: {', '.join(TRAINERS)}")
+        return prove(folder, trainer, plan=plan)
+    except ImportError as missing:
+        raise InputError(
+            f"--trainer {trainer} runs that trainer, and {missing.name} is missing: pip install torch "
+            "transformers datasets accelerate trl"
+        ) from None
 
 
 def _records(reader: PackedReader, table: dict[str, Array]) -> str:

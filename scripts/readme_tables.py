@@ -164,7 +164,26 @@ def stream_speed(rows: Rows) -> str:
     return "\n".join([*lines, "", f"{about['hardware']}; {versions}; {about['date']}."])
 
 
+def trainers(rows: Rows) -> str:
+    """Which trainers' own loops were watched, and how far their losses are from those of single sequences."""
+    last = {(row["arm"], row["metric"]): row for row in rows}
+    lines = [
+        "| trainer | example | steps, sequences | losses apart, at most | if sequences were mixed |",
+        "|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(row["arm"] for row in rows):
+        steps, sequences, apart, mixed = (
+            last[name, metric] for metric in ("steps", "sequences", "loss_apart", "loss_apart_mixed")
+        )
+        lines.append(
+            f"| {apart['case'].partition('+')[0]} | `scripts/examples/{name}.py` | {steps['value']:.0f}, "
+            f"{sequences['value']:.0f} | {apart['value'] * 1e-6:.0e} | {mixed['value']:.2f} |"
+        )
+    return "\n".join([*lines, "", f"{rows[-1]['date']}, on a CPU."])
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {
+    "trainers": trainers,
     "stream": stream_speed,
     "bench_pack": pack_speed,
     "bench_plan": plan_speed,

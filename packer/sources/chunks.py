@@ -33,7 +33,8 @@ class Chunk:
     payload: bytes | None = None
     """The bytes themselves, where they cannot be read again by range."""
     args: tuple[str, ...] = ()
-    """The reader's own arguments: text-by; a CSV file's delimiter and columns; columns that hold files."""
+    """The reader's own arguments: text-by; a CSV file's delimiter and columns; columns that hold files; where
+    tokens and their mask lie."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class SourceFile:
     name: str
     """Path below the deepest common folder of all sources, "/" separated."""
     kind: str
-    """json, parquet, csv, text, or object (`data`)."""
+    """json, parquet, csv, text, tokens, or object (`data`)."""
     compression: str | None = None
     split: str = ""
     """The folder of splits that its records go to; "" where all go to one, or each by its content."""
@@ -112,7 +113,7 @@ class Reader:
     """The two sides of a kind of file: cutting in the parent, reading in a worker."""
 
     cut: Callable[[Any, CutOptions], Iterator[Piece]]
-    """Takes a `ByteStream`, or the `RowStream` of an object."""
+    """Takes a `ByteStream`, the `RowStream` of an object, or a `TokenStream`."""
     read: Callable[[Chunk], Records]
 
 

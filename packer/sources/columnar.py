@@ -15,6 +15,7 @@ from typing import Any
 from padless.packer.errors import InputError, SourceLostError
 from padless.packer.hub import lost, open_random
 from padless.packer.sources.chunks import Chunk, CutOptions, Piece, Records, chunk_data
+from padless.packer.sources.nemo_rows import is_nemo, sequences
 from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
 from padless.packer.sources.undecoded import Row, undecoded_of_schema, without
@@ -40,6 +41,8 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
             )
             if undecoded:
                 batch = without(batch, undecoded)
+            if is_nemo(batch.schema):
+                batch = sequences(batch, stream.path)
             args = tuple(word for item in undecoded.items() for word in item)
             bytes_per_row = max(1, batch.nbytes // max(1, batch.num_rows))
             step = max(1, min(MAX_ROWS, options.chunk_bytes // bytes_per_row))

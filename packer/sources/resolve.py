@@ -21,6 +21,7 @@ from padless.packer.sources.packed import is_packed, refuse_packed, refuse_packe
 from padless.packer.sources.saved import is_saved, saved_files
 from padless.packer.sources.splits import TRAIN, VALIDATION, are_several
 from padless.packer.sources.text import begins_record
+from padless.packer.sources.token_files import EXTENSIONS, companions, is_tokens, size_with_companions
 
 KINDS = {
     ".json": "json",
@@ -35,10 +36,13 @@ KINDS = {
     ".txt": "text",
     ".md": "text",
     ".text": "text",
+    **dict.fromkeys(EXTENSIONS, "tokens"),
 }
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 # What a data set's folder holds about the data; they are read when named one by one.
 ABOUT = {"readme", "license", "licence", "notice", "changelog"}
+EXPORT_RECORD = "export.json"
+"""In a folder that `pack-dataset export` wrote; JSON there is about the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +138,7 @@ def _files(spec: Any, number: int, choice: Choice, is_eval: bool, taken: set[str
         return
     for path in _expand(spec):
         kind, compression = _kind(path)
-        size = os.path.getsize(path)
+        size = size_with_companions(path) if kind == "tokens" else os.path.getsize(path)
         yield SourceFile(path=path, name="", kind=kind, compression=compression, size=size)
 
 
@@ -183,8 +187,13 @@ def _in_folder(folder: str) -> Iterator[str]:
         folders[:] = [
             name for name in folders if not name.startswith(".") and not is_packed(os.path.join(place, name))
         ]
+        tokens = {name for name in names if is_tokens(name) and companions(name)[0] in names}
+        beside = {file for name in tokens for file in companions(name)}
+        if EXPORT_RECORD in names:
+            beside.update(name for name in names if name.endswith(".json"))
         for name in names:
-            if _kind_of_data(name)[0] and not name.startswith("."):
+            known = name in tokens or _kind_of_data(name)[0]
+            if known and name not in beside and not name.startswith("."):
                 yield os.path.join(place, name)
 
 
@@ -195,13 +204,15 @@ def _parts(path: str) -> tuple[str, str | None, str | None]:
     if compression:
         stem, extension = os.path.splitext(stem)
     kind = KINDS.get(extension.lower())
-    # A columnar file is read by seeking, and has its own compression.
-    return stem, None if compression and kind == "parquet" else kind, compression
+    # A columnar file is read by seeking, and has its own compression; tokens are read by places.
+    return stem, None if compression and kind in ("parquet", "tokens") else kind, compression
 
 
 def _kind_of_data(path: str) -> tuple[str | None, str | None]:
-    """Kind (None where unknown, and of notes about the data) and compression."""
+    """Kind and compression; None where it is unknown, of notes about the data, or needs files beside it."""
     stem, kind, compression = _parts(path)
+    if kind == "tokens":
+        return None, None
     about = kind == "text" and os.path.basename(stem).lower() in ABOUT
     return None if about else kind, compression
 

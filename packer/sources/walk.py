@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from padless.packer.errors import InputError
-from padless.packer.sources import columnar, csv_table, json_array, jsonl, text
+from padless.packer.sources import columnar, csv_table, json_array, jsonl, text, token_files
 from padless.packer.sources.chunks import Chunk, CutOptions, Reader, Records, SourceFile
 from padless.packer.sources.json_text import sniff
 from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
+from padless.packer.sources.token_files import TokenStream
 
 READERS: dict[str, Reader] = {
     "json_array": Reader(cut=json_array.cut, read=json_array.read),
@@ -22,6 +23,7 @@ READERS: dict[str, Reader] = {
     "object": Reader(cut=columnar.cut, read=columnar.read),
     "csv": Reader(cut=csv_table.cut, read=csv_table.read),
     "text": Reader(cut=text.cut, read=text.read),
+    "tokens": Reader(cut=token_files.cut, read=token_files.read),
 }
 
 
@@ -71,9 +73,11 @@ def walk(
             )
 
 
-def _open(file: SourceFile) -> ByteStream | RowStream:
+def _open(file: SourceFile) -> ByteStream | RowStream | TokenStream:
     if file.data is not None:
         return RowStream(file.path, file.data)
+    if file.kind == "tokens":
+        return TokenStream(file.path)
     return ByteStream(file.path, file.compression)
 
 

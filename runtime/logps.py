@@ -27,9 +27,9 @@ CHUNK_VALUES = 2**24
 def token_logps(logits: torch.Tensor, batch: VarlenBatch, *, temperature: float = 1.0) -> torch.Tensor:
     """log p(token | the tokens before it in its sequence) at every label that is trained, else 0.
 
-    logits [1, T, V] or [T, V] of any floating type, as the model gave them for the batch; `temperature` divides
-    them, for tokens that were sampled with it. Returns [1, T] in fp32 (fp64 for fp64), aligned with `labels`;
-    gradients flow into the logits, once. Raises CollateError for logits of other tokens than the batch's.
+    logits [1, T, V] or [T, V] of any floating type, as the model gave them for the batch; `temperature`
+    divides them, for tokens that were sampled with it. Returns [1, T] in fp32 (fp64 for fp64), aligned with
+    `labels`; gradients flow into the logits, once. Raises CollateError for logits of other tokens.
     """
     labels = batch["labels"][0]
     rows = logits.reshape(-1, logits.shape[-1])
@@ -95,7 +95,7 @@ class _LabelLogps(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits, labels, norms = ctx.saved_tensors
         grad_logits = torch.empty_like(logits)

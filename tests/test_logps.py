@@ -1,4 +1,4 @@
-"""Log-probabilities of packed tokens are those of the sequences alone, and cost no second softmax in memory."""
+"""Log-probabilities of packed tokens are those of the sequences alone, without a softmax of all in memory."""
 
 from __future__ import annotations
 

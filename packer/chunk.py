@@ -87,7 +87,7 @@ class ChunkWork:
         sequences = Sequences(np.asarray(order, dtype=np.int64), together, frozenset(chat_records))
         lines, values, weights, problems = apply_policies(self.config, prepared, sequences)
         if prepared.owners is not None:
-            lines, values, weights = merge(prepared, lines, values, weights)
+            lines, values, weights = merge(prepared, lines, values, weights, self.config)
         problems = sorted([*prepared.problems, *problems])
         lines["split"] = prepared.task.split
         if prepared.eval_records is not None and len(lines):

@@ -330,9 +330,9 @@ def repack(
     """
     from dataclasses import replace
 
-    from padless.packer.repack import plan_only as run_plan_only
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig
+    from padless.packer.repack_plan import plan_only as run_plan_only
     from padless.packer.summary import progress
 
     if output is None and plan_only is None:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from padless.packer.durable import sync_folder, write_bytes
+from padless.packer.extra_columns import GROUP
+from padless.packer.gather import Gather
 from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan, lower_bound, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Gather, Layout, cut_shards, sync_folder, write_bytes, write_shard
+from padless.packer.write import Layout, cut_shards, spare_buffers, write_shard
 from padless.runtime.format import (
     MANIFEST,
     ColumnInfo,
@@ -59,7 +62,8 @@ def write_shards(
     cuts = cut_shards(plan, lines.lengths, layout)
     before = set(os.listdir(folder))
     writers = min(workers, max(len(cuts), 1))
-    write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report, ahead=writers == 1)
+    spare = spare_buffers(cuts, plan, lines.lengths, layout, writers)
+    write = partial(write_shard, plan=plan, gather=gather, layout=layout, spare=spare, report=report)
     with ThreadPoolExecutor(writers) as pool:
         futures = [pool.submit(write, folder, number, batches) for number, batches in enumerate(cuts)]
         try:
@@ -117,7 +121,11 @@ def write_rest(
         largest_id=facts.largest_id,
         chat_template_checksum=facts.template_checksum,
         columns=columns,
-        options={**facts.options, "packed_with": strategy},
+        options={
+            **facts.options,
+            "packed_with": strategy,
+            **({"grouped_by": GROUP} if GROUP in lines.extras else {}),
+        },
         sources=tuple(
             replace(s, records=records)
             for s, records in zip(facts.sources, lines.records_by_source, strict=True)
@@ -132,6 +140,12 @@ def write_rest(
     write_bytes(folder, MANIFEST, manifest.to_json())
     sync_folder(folder)
     return manifest
+
+
+def _planned(lines: SplitLines, strategy: str) -> dict[str, Any]:
+    """Options that are each split's own."""
+    grouped = {"grouped_by": GROUP} if GROUP in lines.extras else {}
+    return {"packed_with": strategy, **grouped}
 
 
 def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts) -> dict[str, Any]:
@@ -167,6 +181,9 @@ def _dataset_info(columns: tuple[ColumnInfo, ...]) -> dict[str, Any]:
     """Features for datasets 2 to 5: lists are spelled `Sequence`, which all of them read."""
 
     def feature(kind: str) -> dict[str, Any]:
+        if kind.startswith("fixed_size_list<"):
+            inner, length = kind[16:-1].split(", ")
+            return {"feature": feature(inner), "length": int(length), "_type": "Sequence"}
         if kind.startswith("list<"):
             return {"feature": feature(kind[5:-1]), "_type": "Sequence"}
         return {"dtype": kind, "_type": "Value"}

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from padless.packer.durable import sync_folder
 from padless.packer.errors import InputError
 from padless.packer.exports import EXPORTS, target_of
 from padless.packer.exports.job import Job, remove_tree
 from padless.packer.identity import version_of
 from padless.packer.token_store import disk_full
-from padless.packer.write import sync_folder
 from padless.runtime.format import checksum_file
 from padless.runtime.reader import PackedReader
 

@@ -6,7 +6,7 @@ and weights in a file of their own (packer/token_store.py), so a build without t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SEQUENCE_COLUMNS = {"pair_id": "int64", "is_chosen": "int8", "label": "int8"}
 """Extra columns at sequence level, there where any sequence has a value; -1 is none."""
+GROUP = "pair_id"
+"""The column whose sequences of one value share a pack."""
 WEIGHTS = ColumnInfo(name="loss_weight", level="token", type="list<float32>")
 """The extra column of weights: 1 for trained tokens whose record gives none, 0 for others."""
 
@@ -64,3 +66,11 @@ def extra_columns(splits: Sequence[SplitLines], *, weighted: bool) -> tuple[Colu
             for split in splits:
                 split.extras.setdefault(name, _without_value(len(split.lengths), kind))
     return tuple(found)
+
+
+def groups_of(extras: Mapping[str, NDArray[Any]], sequences: int) -> NDArray[np.int64] | None:
+    """[sequences] a number for each, the same for those that must share a pack; None: none must."""
+    if GROUP not in extras:
+        return None
+    column = extras[GROUP].astype(np.int64)
+    return np.where(column < 0, -1 - np.arange(sequences), column)

@@ -3,36 +3,33 @@
 A sequence is an element of one binary array over everything that is mapped: the shards of all folders,
 and a file of our own for what is made anew (joined, cut, or stored otherwise). Elements are addresses, so
 nothing is copied before the shard that it goes to is written; the price is an array that spans gaps
-between mappings, which no element ever reaches into.
+between mappings, which no element ever reaches into. Each column at token level has such an array, and a
+sequence is the same element of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.lines import DROPPED, FRAGMENT, TRUNCATED
-from padless.packer.recut import Records, Recut
-from padless.packer.token_store import disk_full
 from padless.runtime.format import IGNORE_INDEX
 from padless.runtime.reader import PackedReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BLOCK_TOKENS = 2**22
-"""Tokens that are made anew at a time."""
+WEIGHT = "loss_weight"
 
 
 class Segment(NamedTuple):
     """Sequences that lie one after the other in memory that is mapped."""
 
-    tokens: NDArray[Any]
-    labels: NDArray[np.int32] | None
+    columns: Mapping[str, NDArray[Any]]
+    """Those at token level, [tokens] or [tokens, K] each: input_ids, labels unless left out, and more."""
     lengths: NDArray[np.int32]
     numbers: NDArray[np.int64]
     """[sequences]: which sequence each is; -1: none that is asked for."""
@@ -40,10 +37,9 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Elements:
-    """Segments as two binary arrays (of tokens and of labels) whose elements have the same numbers."""
+    """Segments as binary arrays, one for each column, whose elements have the same numbers."""
 
-    tokens: pa.Array
-    labels: pa.Array | None
+    arrays: Mapping[str, pa.Array]
     elements: NDArray[np.int32]
     """[sequences]: the element that holds each."""
     segments: list[Segment]
@@ -52,29 +48,57 @@ class Elements:
     @classmethod
     def lay(cls, segments: list[Segment], sequences: int) -> Elements:
         """Lay elements over the segments; `sequences`: how many numbers there are."""
-        segments = sorted(segments, key=lambda segment: _address(segment.tokens))
+        segments = sorted(segments, key=lambda segment: _address(segment.columns["input_ids"]))
         elements = np.full(sequences, -1, dtype=np.int32)
         element = 0
         for segment in segments:
-            asked = segment.numbers >= 0
-            elements[segment.numbers[asked]] = (element + np.flatnonzero(asked)).astype(np.int32)
+            numbers = segment.numbers
+            places = np.arange(element, element + len(numbers), dtype=np.int32)
+            if int(numbers.min(initial=0)) < 0:
+                asked = numbers >= 0
+                numbers, places = numbers[asked], places[asked]
+            elements[numbers] = places
             element += len(segment.lengths) + 1  # and what lies between this segment and the next
-        labels = None
-        if segments and segments[0].labels is not None:
-            labels = _binary([(s.labels, s.lengths) for s in segments if s.labels is not None])
-        return cls(_binary([(s.tokens, s.lengths) for s in segments]), labels, elements, segments)
+        arrays = {
+            name: _binary([(segment.columns[name], segment.lengths) for segment in segments])
+            for name in (segments[0].columns if segments else ())
+        }
+        return cls(arrays, elements, segments)
 
-    def take(self, sequences: NDArray[Any], tokens: int) -> tuple[NDArray[Any], NDArray[np.int32] | None]:
-        """The tokens and labels of sequences, one after the other; `tokens` is their number."""
+    def fragments(
+        self, elements: NDArray[np.int32], starts: NDArray[Any], lengths: NDArray[np.int32]
+    ) -> Elements:
+        """Parts of these elements from token `starts` on, [fragments] each."""
+        import pyarrow as pa
+
+        arrays: dict[str, pa.Array] = {}
+        found = elements
+        for name, array in self.arrays.items():
+            size = self._token(name).nbytes
+            _, offsets, data = array.buffers()
+            begins = np.frombuffer(offsets, dtype=np.int64)[elements]
+            begins = begins + size * starts.astype(np.int64)
+            edges = np.union1d(begins, begins + size * lengths.astype(np.int64))
+            found = np.searchsorted(edges, begins).astype(np.int32)
+            buffers = [None, pa.py_buffer(edges), data]
+            arrays[name] = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
+        return replace(self, arrays=arrays, elements=found)
+
+    def take(self, name: str, sequences: NDArray[Any], tokens: int) -> NDArray[Any]:
+        """A column of sequences, one after the other; `tokens` is how many they have."""
         import pyarrow as pa
 
         elements = self.elements[sequences]
         indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
-        dtype = self.segments[0].tokens.dtype
-        ids = np.frombuffer(self.tokens.take(indexes).buffers()[2], dtype=dtype, count=tokens)
-        if self.labels is None:
-            return ids, None
-        return ids, np.frombuffer(self.labels.take(indexes).buffers()[2], dtype="<i4", count=tokens)
+        token = self._token(name)
+        taken = self.arrays[name].take(indexes).buffers()[2]
+        found: NDArray[Any] = np.frombuffer(taken, dtype=token.dtype, count=tokens * token.size)
+        return found.reshape(tokens, *token.shape)
+
+    def _token(self, name: str) -> NDArray[Any]:
+        """What a column has for a token, for its type and shape."""
+        column = self.segments[0].columns[name]
+        return np.empty(column.shape[1:], column.dtype)
 
 
 @dataclass(frozen=True)
@@ -85,26 +109,48 @@ class FolderGather:
     lengths: NDArray[np.int32]
     ids: NDArray[Any] | None
     targets: NDArray[np.int32]
+    extras: Mapping[str, NDArray[Any]]
+    """Sequence-level columns, [sequences] each."""
+    cut: bool = False
+    """Fragments, of which all but the first token is trained, whatever the folder says."""
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
     ) -> NDArray[np.int64]:
-        found, masked = self.elements.take(sequences, len(tokens))
+        found = self.elements.take("input_ids", sequences, len(tokens))
         tokens[:] = found
         if labels is not None:
-            labels[:] = found if masked is None else masked
-            if masked is None:
-                lengths = self.lengths[sequences]
-                labels[np.cumsum(lengths, dtype=np.int64) - lengths] = IGNORE_INDEX
+            if self.cut or "labels" not in self.elements.arrays:
+                labels[:] = found
+                labels[self._starts(sequences)] = IGNORE_INDEX
+            else:
+                labels[:] = self.elements.take("labels", sequences, len(tokens))
         targets: NDArray[np.int64] = self.targets[sequences].astype(np.int64)
         return targets
 
     @property
     def is_weighted(self) -> bool:
-        return False
+        return WEIGHT in self.elements.arrays
 
     def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        raise KeyError(name)  # folders with further columns are refused before
+        if name in self.extras:
+            column: NDArray[Any] = self.extras[name][sequences]
+            return column
+        found = self.elements.take(name, sequences, int(self.lengths[sequences].sum(dtype=np.int64)))
+        if self.cut and name == WEIGHT:
+            found = found.copy()
+            found[self._starts(sequences)] = 0
+        return found
+
+    def _starts(self, sequences: NDArray[Any]) -> NDArray[np.int64]:
+        lengths = self.lengths[sequences]
+        starts: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64) - lengths
+        return starts
+
+
+def renumbered(segments: Iterable[Segment], numbers: NDArray[np.int64]) -> list[Segment]:
+    """The segments with `numbers[n]` in place of each number n; -1 stays."""
+    return [s._replace(numbers=np.where(s.numbers < 0, -1, numbers[s.numbers])) for s in segments]
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -115,141 +161,37 @@ def _binary(parts: list[tuple[NDArray[Any], NDArray[np.int32]]]) -> pa.Array:
     """Arrays in ascending memory as one binary array: their elements, and one for each gap between."""
     import pyarrow as pa
 
-    if not parts:
-        return pa.Array.from_buffers(pa.large_binary(), 0, [None, pa.py_buffer(np.zeros(1, "i8")), None])
     base = _address(parts[0][0])
     pieces: list[NDArray[np.int64]] = []
     for values, lengths in parts:
         ends = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=ends[1:])
-        pieces.append(_address(values) - base + ends * values.itemsize)
+        ends *= values[:0].itemsize * int(np.prod(values.shape[1:]))
+        ends += _address(values) - base
+        pieces.append(ends)
     offsets = np.concatenate(pieces)
     data = pa.foreign_buffer(base, int(offsets[-1]), base=[values for values, _ in parts])
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 
 
-def stored_segments(reader: PackedReader) -> Iterator[Segment]:
+def stored_segments(reader: PackedReader, names: Iterable[str]) -> Iterator[Segment]:
     """A folder's record batches as they are mapped, the lines of its table for numbers."""
     for batch in reader.batches():
-        labels = batch.flat("labels") if "labels" in batch.values else None
-        yield Segment(batch.flat("input_ids"), labels, batch.flat("seq_lengths"), batch.flat("sequence_ids"))
+        columns = {name: batch.flat(name) for name in names}
+        yield Segment(columns, batch.flat("seq_lengths"), batch.flat("sequence_ids"))
 
 
-def copied_segments(
-    reader: PackedReader, made: MadeAnew, id_type: np.dtype[Any], *, labels: bool
-) -> Iterator[Segment]:
-    """The same as a copy in `made`: of batches that are compressed, or have other columns than is asked."""
+def full_segments(reader: PackedReader, names: Iterable[str], id_type: np.dtype[Any]) -> Iterator[Segment]:
+    """The same in memory of their own: of batches that are compressed, or lack columns that are asked for."""
     for batch in reader.batches():
-        masked = batch.flat_labels() if labels else None
-        made.add(
-            batch.flat("input_ids").astype(id_type),
-            masked,
-            batch.flat("seq_lengths"),
-            batch.flat("sequence_ids"),
-        )
-    return made.segments()
-
-
-class MadeAnew:
-    """A file of sequences that stand in no folder as they are asked for; mapped once it is complete."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file = open(path, "wb+")
-        self._parts: list[tuple[int, NDArray[Any], bool, NDArray[np.int32], NDArray[np.int64]]] = []
-        self._size = 0
-
-    def add(
-        self,
-        tokens: NDArray[Any],
-        labels: NDArray[np.int32] | None,
-        lengths: NDArray[np.int32],
-        numbers: NDArray[np.int64],
-    ) -> None:
-        """Append sequences; DiskFullError where there is no room."""
-        self._parts.append((self._size, tokens[:0], labels is not None, lengths, numbers))
-        for values in (tokens, labels):
-            if values is not None:
-                data = np.ascontiguousarray(values).view(np.uint8).data
-                padding = b"\0" * (-len(data) % 8)
-                try:
-                    self._file.write(data)
-                    self._file.write(padding)
-                    self._file.flush()
-                except OSError as error:
-                    raise disk_full(error, self.path, len(data)) from error
-                self._size += len(data) + len(padding)
-
-    def segments(self) -> Iterator[Segment]:
-        """What was added since the last call, mapped."""
-        parts, self._parts = self._parts, []
-        if not parts:
-            return
-        whole = np.memmap(self.path, dtype=np.uint8, mode="r")
-        for at, kind, has_labels, lengths, numbers in parts:
-            tokens = int(lengths.sum(dtype=np.int64))
-            size = tokens * kind.itemsize
-            ids = whole[at : at + size].view(kind.dtype)
-            at += size + -size % 8
-            labels = whole[at : at + 4 * tokens].view("<i4") if has_labels else None
-            yield Segment(ids, labels, lengths, numbers)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def make_anew(
-    made: MadeAnew,
-    old: Elements,
-    old_lines: NDArray[np.void],
-    records: Records,
-    cut: Recut,
-) -> None:
-    """Write the sequences of `cut.renewed` records, from `old`, whose sequences are the old lines.
-
-    Their numbers are the new lines, whose `targets` are filled in; a line without any is dropped.
-    """
-    lines = cut.piece.lines
-    new_first = np.append(np.flatnonzero(lines["part"] == 0), len(lines))
-    ends = np.cumsum(records.have[cut.renewed])
-    start = 0
-    while start < len(cut.renewed):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + BLOCK_TOKENS, "right")))
-        block = cut.renewed[start:stop]
-        start = stop
-        sources = _ranges(records.first[block], records.first[block + 1])
-        lengths = old_lines["length"][sources]
-        tokens, labels = old.take(sources, int(lengths.sum(dtype=np.int64)))
-        if labels is None:
-            labels = tokens.astype(np.int32)
-            labels[np.cumsum(lengths, dtype=np.int64) - lengths] = IGNORE_INDEX
-        labels = labels.copy()
-        # Only what is trained throughout was ever split: a later part's first token is, too.
-        later = (old_lines["part"][sources] > 0) & (old_lines["status"][sources] == FRAGMENT)
-        joints = (np.cumsum(lengths, dtype=np.int64) - lengths)[later]
-        labels[joints] = tokens[joints]
-        new = _ranges(new_first[block], new_first[block + 1])
-        taken = lines["length"][new].astype(np.int64)
-        per_record = new_first[block + 1] - new_first[block]
-        begins = (
-            np.repeat(np.cumsum(records.have[block]) - records.have[block], per_record) + lines["start"][new]
-        )
-        places = _ranges(begins, begins + taken)
-        tokens, labels = tokens[places], labels[places]
-        firsts = np.cumsum(taken) - taken
-        labels[firsts] = IGNORE_INDEX
-        lines["targets"][new] = np.add.reduceat(labels != IGNORE_INDEX, firsts, dtype=np.int64)
-        made.add(tokens, labels if old.labels is not None else None, taken.astype(np.int32), new)
-        idle = new[(lines["targets"][new] == 0) & (lines["status"][new] == TRUNCATED)]
-        lines["status"][idle] = DROPPED
-        lines["cut"][idle] += lines["length"][idle]
-        lines["length"][idle] = 0
-
-
-def _ranges(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[2 5], [4 6] -> [2 3 5]."""
-    sizes = stops - starts
-    first = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
-    found: NDArray[np.int64] = np.arange(len(first)) + first
-    return found
+        columns: dict[str, NDArray[Any]] = {}
+        for name in names:
+            if name == "input_ids":
+                columns[name] = batch.flat(name).astype(id_type)
+            elif name == "labels":
+                columns[name] = batch.flat_labels()
+            elif name == WEIGHT and name not in batch.values:  # what a build says of records without
+                columns[name] = (batch.flat_labels() != IGNORE_INDEX).astype(np.float32)
+            else:
+                columns[name] = batch.flat(name)
+        yield Segment(columns, batch.flat("seq_lengths"), batch.flat("sequence_ids"))

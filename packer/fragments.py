@@ -11,7 +11,7 @@ is a second pass over the lines, for the account.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +54,8 @@ def joined_lengths(split: SplitLines) -> NDArray[np.int64]:
     return found
 
 
-def cut(split: SplitLines, plan: PackPlan, store: ChunkStore, number: int, splits: int) -> SplitLines:
-    """The lines of split `number` of `splits` with the fragments that a plan over `joined_lengths` makes.
+def cut(split: SplitLines, plan: PackPlan, blocks: Iterable[NDArray[np.void]]) -> SplitLines:
+    """A split with the fragments that a plan over `joined_lengths` makes; `blocks`: all its lines, in order.
 
     In that plan entries stand in the order of the sequences, which every strategy that cuts keeps.
     """
@@ -67,10 +67,11 @@ def cut(split: SplitLines, plan: PackPlan, store: ChunkStore, number: int, split
     if split.ids is not None:
         lines_without = split.ids[firsts] - firsts  # lines before each that have no sequence
         ids = np.repeat(lines_without, counts) + np.arange(len(plan.order))
-    cut_ones = sum(
-        int(((lines["part"] == 0) & (lines["reason"] == PACK_END)).sum())
-        for _, lines in lines_of_split(store, number, splits, fragments)
-    )
+    cutter = Cutter(fragments)
+    cut_ones = 0
+    for block in blocks:
+        lines, _ = cutter.cut(block)
+        cut_ones += int(((lines["part"] == 0) & (lines["reason"] == PACK_END)).sum())
     records = {**split.records}
     records["whole"] -= cut_ones
     records["split"] += cut_ones
@@ -83,33 +84,47 @@ def cut(split: SplitLines, plan: PackPlan, store: ChunkStore, number: int, split
         trained=split.tokens - len(plan.order),
         records=records,
         fragments=fragments,
+        extras={name: np.repeat(column[firsts], counts) for name, column in split.extras.items()},
     )
+
+
+class Cutter:
+    """Cuts a split's lines into fragments, block after block."""
+
+    def __init__(self, fragments: Fragments) -> None:
+        self.fragments = fragments
+        self.sequence = self.fragment = 0
+
+    def cut(self, block: NDArray[np.void]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        """The lines of the next block's fragments, and the number of the line in it that each is of."""
+        fragments = self.fragments
+        origin = np.flatnonzero(~_continues(block))
+        lines = block[origin]
+        kept = lines["length"] > 0
+        each = np.ones(len(lines), dtype=np.int64)
+        each[kept] = fragments.counts[self.sequence : self.sequence + int(kept.sum())]
+        self.sequence += int(kept.sum())
+        lines = _repeated(lines, each)
+        places = np.flatnonzero(lines["length"] > 0)
+        here = slice(self.fragment, self.fragment + len(places))
+        self.fragment += len(places)
+        lines["start"][places] = fragments.starts[here]
+        lines["length"][places] = fragments.lengths[here]
+        lines["targets"][places] = fragments.lengths[here] - 1  # nothing predicts the first token
+        return lines, np.repeat(origin, each)
 
 
 def lines_of_split(
     store: ChunkStore, split: int, splits: int, fragments: Fragments | None
 ) -> Iterator[tuple[Entry, NDArray[np.void]]]:
     """Each chunk and its lines of one split, in order, cut into `fragments`; None: as they are."""
-    sequence = fragment = 0
+    cutter = Cutter(fragments) if fragments is not None else None
     for number in sorted(store.entries):
         entry = store.entries[number]
         lines = store.lines_of(entry)
         if splits > 1:
             lines = lines[lines["split"] == split]
-        if fragments is not None:
-            lines = lines[~_continues(lines)]
-            kept = lines["length"] > 0
-            each = np.ones(len(lines), dtype=np.int64)
-            each[kept] = fragments.counts[sequence : sequence + int(kept.sum())]
-            sequence += int(kept.sum())
-            lines = _repeated(lines, each)
-            places = np.flatnonzero(lines["length"] > 0)
-            here = slice(fragment, fragment + len(places))
-            fragment += len(places)
-            lines["start"][places] = fragments.starts[here]
-            lines["length"][places] = fragments.lengths[here]
-            lines["targets"][places] = fragments.lengths[here] - 1  # nothing predicts the first token
-        yield entry, lines
+        yield entry, lines if cutter is None else cutter.cut(lines)[0]
 
 
 def _repeated(lines: NDArray[np.void], each: NDArray[np.int64]) -> NDArray[np.void]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -28,7 +29,7 @@ from padless.runtime.format import (
     read_manifest,
 )
 
-KNOWN_LATER = frozenset({"formats", "packed_with"})
+KNOWN_LATER = frozenset({"formats", "packed_with", "grouped_by"})
 """Recorded options that follow from the sources and the others."""
 MOST_SPLITS = 256
 """What the lines of a build can number."""
@@ -40,6 +41,54 @@ def version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
+
+
+Finished = tuple[Manifest | SplitsManifest, dict[str, Manifest]]
+"""The manifest of a finished folder, and that of each split."""
+
+
+def finished(
+    config: PackConfig, differences: Callable[[Manifest, tuple[str, ...]], list[str]]
+) -> Finished | None:
+    """What lies in the output, or None where there is nothing finished or it is to be replaced.
+
+    `differences` says in which ways the first split's manifest, and the names of all splits, are not those
+    of this run. InputError where there are any: nobody said `force`.
+    """
+    output = config.output
+    if config.force or not os.path.exists(os.path.join(output, MANIFEST)):
+        return None
+    manifest = load_manifest(output)
+    if isinstance(manifest, SplitsManifest):
+        manifests = {name: read_manifest(os.path.join(output, name)) for name in manifest.names}
+    else:
+        manifests = {"": manifest}
+    found = differences(next(iter(manifests.values())), tuple(manifests))
+    if found:
+        raise InputError(
+            f"{output} holds a finished data set of another build ({'; '.join(found[:4])}): give another "
+            "--output, or --force to replace it"
+        )
+    return manifest, manifests
+
+
+def differing(
+    old: Manifest,
+    old_splits: tuple[str, ...],
+    options: Mapping[str, Any],
+    splits: tuple[str, ...],
+    later: Set[str],
+) -> list[str]:
+    """In which splits and options, but for those that are known `later`, a folder is another one."""
+    found: list[str] = []
+    if old_splits != splits:
+        before, now = (" and ".join(names).strip() or "one folder" for names in (old_splits, splits))
+        found.append(f"splits: {before}, now {now}")
+    # What a repack adds (records that it left out, say) is another data set too.
+    for name in sorted({*options, *old.options} - later):
+        if old.options.get(name) != options.get(name):
+            found.append(f"{name} {old.options.get(name)!r}, now {options.get(name)!r}")
+    return found
 
 
 @dataclass
@@ -126,36 +175,12 @@ class Identity:
         about = os.stat(file.path)
         return (about.st_size, about.st_mtime_ns)
 
-    def finished(self) -> tuple[Manifest | SplitsManifest, dict[str, Manifest]] | None:
-        """What an earlier run of this very build left, or None.
-
-        InputError where the folder holds another build's data and nobody said `force`.
-        """
-        output = self.config.output
-        if self.config.force or not os.path.exists(os.path.join(output, MANIFEST)):
-            return None
-        manifest = load_manifest(output)
-        if isinstance(manifest, SplitsManifest):
-            manifests = {name: read_manifest(os.path.join(output, name)) for name in manifest.names}
-        else:
-            manifests = {"": manifest}
-        differences = self._differences(next(iter(manifests.values())), tuple(manifests))
-        if differences:
-            raise InputError(
-                f"{output} holds a finished data set of another build ({'; '.join(differences[:4])}): give "
-                "another --output, or --force to replace it"
-            )
-        return manifest, manifests
+    def finished(self) -> Finished | None:
+        """What an earlier run of this very build left, or None; raises what `finished` does."""
+        return finished(self.config, self._differences)
 
     def _differences(self, old: Manifest, splits: tuple[str, ...]) -> list[str]:
-        found: list[str] = []
-        if splits != self.splits:
-            before, now = (" and ".join(names).strip() or "one folder" for names in (splits, self.splits))
-            found.append(f"splits: {before}, now {now}")
-        # What a repack adds (records that it left out, say) is another data set too.
-        for name in sorted({*self.options, *old.options} - KNOWN_LATER):
-            if old.options.get(name) != self.options.get(name):
-                found.append(f"{name} {old.options.get(name)!r}, now {self.options.get(name)!r}")
+        found = differing(old, splits, self.options, self.splits, KNOWN_LATER)
         if old.tokenizer_fingerprint != self.tokenizer.fingerprint:
             found.append("another tokenizer")
         if old.chat_template_checksum != self.template_checksum:

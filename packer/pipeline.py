@@ -9,17 +9,20 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
+from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
-from padless.packer.extra_columns import extra_columns
-from padless.packer.fragments import cut, joined_lengths
+from padless.packer.extra_columns import extra_columns, groups_of
+from padless.packer.fragments import cut, joined_lengths, lines_of_split
+from padless.packer.gather import Gather
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
@@ -31,10 +34,11 @@ from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_ele
 from padless.packer.token_store import ChunkStore, WorkFolder
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing
-from padless.packer.write import Gather, Layout, sync_folder, write_bytes
+from padless.packer.write import Layout
 from padless.runtime.format import (
     MANIFEST,
     WORK_FOLDER,
+    ColumnInfo,
     Manifest,
     ShardInfo,
     SourceInfo,
@@ -165,7 +169,8 @@ class Build:
         stage.run(loading)
         lines = collect(store, len(self.identity.splits), len(self.files))
         self._check_losses(lines)
-        plans = self._plan(lines, store)
+        count = len(lines)
+        plans = self._plan(lines, lambda n: (block for _, block in lines_of_split(store, n, count, None)))
         self._done("plan")
         tokens, weights = lay_elements(store)
         gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
@@ -234,10 +239,12 @@ class Build:
     def _strategy(self, split: str) -> str:
         return self.config.eval_strategy if is_for_evaluation(split) else self.config.strategy
 
-    def _plan(self, lines: list[SplitLines], store: ChunkStore | None = None) -> list[PackPlan]:
+    def _plan(
+        self, lines: list[SplitLines], blocks: Callable[[int], Iterable[NDArray[np.void]]]
+    ) -> list[PackPlan]:
         """A plan of whole sequences for each split.
 
-        Where a strategy cuts, which needs the store, `lines` become the fragments'.
+        Where a strategy cuts, `lines` become the fragments'; `blocks` gives the lines of a split's table.
         """
         plans: list[PackPlan] = []
         for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
@@ -251,10 +258,10 @@ class Build:
                 # Evaluation takes every pack once, on however many ranks.
                 packs_multiple=1 if is_for_evaluation(name) else self.config.packs_multiple,
                 plan_window=self.config.plan_window,
+                groups=groups_of(split.extras, len(split.lengths)),
             )
             if strategy in CUTS:
-                assert store is not None, "repack refuses strategies that cut"
-                lines[number] = cut(split, plan, store, number, len(lines))
+                lines[number] = cut(split, plan, blocks(number))
                 plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
             if strategy not in KEEPS_ORDER:  # decreasing orders put like with like
                 plan = shuffle_packs(plan, self.config.seed)
@@ -278,7 +285,7 @@ class Build:
             labels=self.config.labels == "always" or not all(split.only_starts_masked for split in lines),
             compression=None if self.config.compression == "none" else self.config.compression,
             shard_bytes=self.config.shard_size,
-            extras=extra_columns(lines, weighted=any(gather.is_weighted for gather in gathers)),
+            extras=self._extras(lines, gathers),
         )
         names = self.identity.splits
         folders = [os.path.join(output, name) if name else output for name in names]
@@ -314,6 +321,9 @@ class Build:
             if not os.path.exists(os.path.join(output, MANIFEST)):
                 sweep(output, set())  # half a data set is none
             raise
+
+    def _extras(self, lines: list[SplitLines], gathers: list[Gather]) -> tuple[ColumnInfo, ...]:
+        return extra_columns(lines, weighted=any(gather.is_weighted for gather in gathers))
 
     def _write_shards(
         self,

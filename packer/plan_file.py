@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.durable import DurableFile, sync_folder
 from padless.packer.errors import InputError
 from padless.packer.plan import PackPlan
-from padless.packer.write import DurableFile, sync_folder
 from padless.runtime.format import Manifest
 from padless.runtime.reader import PLAN_METADATA, columns_hash, tables_hash
 

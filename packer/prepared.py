@@ -84,10 +84,13 @@ class Prepared:
         if self.drops_bad:
             self.dropped[record] = MALFORMED
         else:
-            number = self.record_of(record)
-            line = self.lines[number] if self.lines is not None else None
-            short = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + " ..."
-            self.problems.append(Problem(number, line, short))
+            self.problem(self.record_of(record), message)
+
+    def problem(self, number: int, message: str) -> None:
+        """Say why record `number` (not an example) stops the build."""
+        line = self.lines[number] if self.lines is not None else None
+        short = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + " ..."
+        self.problems.append(Problem(number, line, short))
 
     def in_halves(self, items: list[Any], render: Callable[[Prepared, list[Any]], None]) -> None:
         """No three marks are free in all of the records together: try with fewer of them."""

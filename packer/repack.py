@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +21,33 @@ from numpy.typing import NDArray
 from padless.packer.commit import Facts
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.folder_tokens import (
-    Elements,
-    MadeAnew,
-    Segment,
-    copied_segments,
-    make_anew,
-    stored_segments,
-)
+from padless.packer.extra_columns import GROUP, SEQUENCE_COLUMNS
+from padless.packer.folder_tokens import Elements, Segment, full_segments, renumbered, stored_segments
+from padless.packer.gather import Gather
+from padless.packer.made_anew import MadeAnew, make_anew
 from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
 from padless.packer.plan import PackPlan
-from padless.packer.recut import Policy, records_of, recut
+from padless.packer.recut import recut
+from padless.packer.recut_policy import Policy, records_of
 from padless.packer.repack_config import (
-    NOT_PLANNED,
     PLANNING,
     RepackConfig,
     check_alike,
+    extras_of,
     read_excluded,
     splits_of,
 )
 from padless.packer.repack_identity import RepackIdentity
-from padless.packer.repack_tables import assemble, read_table
+from padless.packer.repack_tables import assemble, cut_again, read_table, sequence_columns
 from padless.packer.strategies import CUTS
 from padless.packer.tables import Piece, SplitLines
 from padless.packer.token_store import WorkFolder
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.runtime.format import (
+    ColumnInfo,
     FileInfo,
     Manifest,
-    ShardInfo,
     TableInfo,
     check_file,
 )
@@ -65,50 +63,21 @@ def repack(config: RepackConfig) -> BuildResult:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _Repack(config).run_repack()
+        return Repack(config).run_repack()
     finally:
         if collecting:
             gc.enable()
 
 
-def plan_only(config: RepackConfig, name: str) -> list[Path]:
-    """Write `plans/NAME.parquet` into each split of the one folder; the files.
+class Repack(Build):
+    """One run over some folders."""
 
-    A plan holds the sequences as they are: none is joined, cut or left out. Raises InputError for wrong
-    use, for a sequence over the length, and for a plan that is there unless `force` is set.
-    """
-    from padless.packer.plan_file import check_name, write_plan
-
-    if len(config.folders) != 1 or config.exclude or config.output:
-        raise InputError("--plan-only takes one packed folder, and neither --output nor --exclude")
-    unused = [option for option in NOT_PLANNED if getattr(config, option) is not None]
-    if unused:
-        raise InputError(
-            f"--plan-only takes the sequences as they are: leave --{unused[0].replace('_', '-')} out, or "
-            "write the packs anew with --output"
-        )
-    folder = config.folders[0]
-    check_name(name)
-    work = _Repack(replace(config, output=folder))
-    readers = [PackedReader(Path(folder) / split) for split in work.splits]
-    paths = [reader.path / "plans" / f"{name}.parquet" for reader in readers]
-    there = next((path for path in paths if path.exists()), None)
-    if there is not None and not config.force:
-        raise InputError(f"{there} is there already: give another name, or --force to replace it")
-    lengths = [reader.sequence_columns("length")["length"] for reader in readers]
-    kept = [np.flatnonzero(column) for column in lengths]
-    plans = work.plans_of([column[lines] for column, lines in zip(lengths, kept, strict=True)])
-    for reader, path, lines, plan, split in zip(readers, paths, kept, plans, work.splits, strict=True):
-        write_plan(path, plan, lines, reader.manifest, work.constraints(split))
-    return paths
-
-
-class _Repack(Build):
     def __init__(self, config: RepackConfig) -> None:
         if not config.folders:
             raise InputError("no packed folder given: name at least one")
         self.folders = [splits_of(folder) for folder in config.folders]
         self.asked = config
+        self.extras = extras_of(config.folders, self.folders)
         firsts = [next(iter(splits.values())) for splits in self.folders]
         check_alike(config, self.folders, firsts)
         options = firsts[0].options
@@ -128,11 +97,6 @@ class _Repack(Build):
                 }
             )
         )
-        for strategy in sorted(CUTS & {self.config.strategy, self.config.eval_strategy}):
-            raise InputError(
-                f"--strategy {strategy} cuts wherever a pack ends, and repack moves whole sequences: build "
-                "again, or choose bfd, spread or another that cuts nothing"
-            )
         excluded = read_excluded(config.exclude) if config.exclude else None
         # Who leaves out nothing gets what nobody left anything out of.
         self.excluded = excluded if excluded is not None and len(excluded) else None
@@ -144,17 +108,31 @@ class _Repack(Build):
     def splits(self) -> tuple[str, ...]:
         return self.identity_of_repack.splits
 
-    def plans_of(self, lengths: list[NDArray[np.int32]]) -> list[PackPlan]:
-        """Plans from the lengths of each split's sequences alone."""
+    def plans_of(
+        self, lengths: list[NDArray[np.int32]], extras: list[dict[str, NDArray[Any]]]
+    ) -> list[PackPlan]:
+        """Plans from the lengths of each split's sequences, and which of them belong together."""
         self.identity = self.identity_of_repack  # type: ignore[assignment]
         none = np.zeros(0, dtype=np.int32)
-        return self._plan([SplitLines(one, none, None, 0, 0, []) for one in lengths])
+        return self._plan(
+            [
+                SplitLines(one, none, None, 0, 0, [], extras=columns)
+                for one, columns in zip(lengths, extras, strict=True)
+            ],
+            lambda n: [],
+        )
 
     def constraints(self, split: str) -> dict[str, Any]:
         """What a split is planned with."""
         names = ("max_length", "max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
         found = {name: getattr(self.config, name) for name in names}
-        return {**found, "strategy": self._strategy(split), "epoch": 0}
+        grouped = any(column.name == GROUP for column in self.extras)
+        return {
+            **found,
+            "strategy": self._strategy(split),
+            "epoch": 0,
+            **({"grouped_by": GROUP} if grouped else {}),
+        }
 
     def run_repack(self) -> BuildResult:
         """Everything, from the check of the output to its manifest."""
@@ -184,7 +162,10 @@ class _Repack(Build):
         lines, gathers, pieces = ([item[place] for item in found] for place in range(3))
         self._done("read")
         self._check_losses(lines)
-        plans = self._plan(lines)
+        plans = self._plan(lines, lambda n: [pieces[n].lines])
+        for number, split in enumerate(lines):
+            if split.fragments is not None:
+                gathers[number], pieces[number] = cut_again(gathers[number], pieces[number], split)
         self._done("plan")
         manifests = self._write(
             lines, plans, gathers, [iter([piece]) for piece in pieces], self._facts_of_repack()
@@ -202,44 +183,58 @@ class _Repack(Build):
         manifests = [splits[name] for splits in self.folders]
         has_labels = any(manifest.has_labels for manifest in manifests)
         id_type = np.dtype("uint16" if self.identity_of_repack.largest_id < 2**16 else "int32")
+        names = ["input_ids", *(["labels"] if has_labels else [])]
+        names += [column.name for column in self.extras if column.level == "token"]
         pieces: list[Piece] = []
         segments: list[Segment] = []
+        beside: list[dict[str, NDArray[Any]]] = []
         records = sources = lines = 0
         for folder, splits in zip(self.asked.folders, self.folders, strict=True):
             manifest = splits[name]
             reader = PackedReader(Path(folder) / name)
-            unchanged = [hashing.submit(_check, reader, file) for file in manifest.files]
+            unchanged = [hashing.submit(reader.check_shard, n) for n in range(len(manifest.shards))]
+            others: list[FileInfo | TableInfo] = [*manifest.sequence_tables, *manifest.tokenizer_files]
+            unchanged += [hashing.submit(_check, reader, file) for file in others]
             piece = read_table(reader, records, sources)
-            cut = recut(piece, self._policy(reader, manifest, sources), self._is_excluded(piece))
-            is_copy = manifest.options.get("compression") not in (None, "none")
-            is_copy |= manifest.has_labels != has_labels
-            is_copy |= next(c for c in manifest.columns if c.name == "input_ids").type != f"list<{id_type}>"
-            stored = [
-                *(
-                    copied_segments(reader, made, id_type, labels=has_labels)
-                    if is_copy
-                    else stored_segments(reader)
-                )
-            ]
-            for check in unchanged:  # beside the table and the batches; a damaged file is not copied
+            for check in unchanged:  # beside the table; a damaged file is not copied
                 check.result()
-            new_line = np.full(len(piece.lines), -1, dtype=np.int64)
-            known = np.flatnonzero(cut.stored >= 0)
-            new_line[cut.stored[known]] = known
+            columns = sequence_columns(reader, self.extras, len(piece.lines), records)
+            cut = recut(piece, self._policy(name, reader, sources, columns), self._is_excluded(piece))
+            types = {column.name: column.type for column in manifest.columns}
+            if (
+                manifest.options.get("compression") in (None, "none")
+                and names == [column for column in types if column in {*names, "labels"}]
+                and types["input_ids"] == f"list<{id_type}>"
+            ):
+                stored = [*stored_segments(reader, names)]
+            else:
+                for segment in full_segments(reader, names, id_type):
+                    made.add(segment)
+                stored = [*made.segments()]
             if len(cut.renewed):
                 old = Elements.lay(stored, len(piece.lines))
                 make_anew(made, old, piece.lines, records_of(piece.lines), cut)
-            for segment in [*(s._replace(numbers=new_line[s.numbers]) for s in stored), *made.segments()]:
-                numbers = np.where(segment.numbers < 0, -1, segment.numbers + lines)
-                segments.append(segment._replace(numbers=numbers))
+            if cut.stored is not None:
+                new_line = np.full(len(piece.lines), -1, dtype=np.int64)
+                known = np.flatnonzero(cut.stored >= 0)
+                new_line[cut.stored[known]] = known
+                stored = renumbered(stored, new_line)
+                columns = {column: values[cut.origin] for column, values in columns.items()}
+            stored += made.segments()
+            segments += renumbered(stored, lines + np.arange(len(cut.piece.lines))) if lines else stored
             pieces.append(cut.piece)
+            beside.append(columns)
             lines += len(cut.piece.lines)
             records += sum(part.statistics["records"]["in"] for part in splits.values())
             sources += len(manifest.sources)
         empty_replies = sum(manifest.statistics["empty_replies"] for manifest in manifests)
-        return assemble(pieces, segments, sources, empty_replies)
+        together = {column: np.concatenate([one[column] for one in beside]) for column in beside[0]}
+        return assemble(pieces, segments, together, sources, empty_replies)
 
-    def _policy(self, reader: PackedReader, manifest: Manifest, sources: int) -> Policy:
+    def _policy(
+        self, name: str, reader: PackedReader, sources: int, columns: Mapping[str, NDArray[Any]]
+    ) -> Policy:
+        manifest = reader.manifest
         formats = tuple(manifest.options.get("formats", ["?"] * len(manifest.sources)))
         return Policy(
             where=str(reader.path),
@@ -249,12 +244,27 @@ class _Repack(Build):
             old_overflow=manifest.options.get("overflow", "error"),
             formats=("",) * sources + formats,
             empty_replies=manifest.statistics["empty_replies"],
+            by_turn=bool(manifest.options.get("expand_turns", False)),
+            align=self.config.align,
+            old_align=manifest.options.get("align", 1),
+            was_cut=manifest.options.get("packed_with") in CUTS,
+            joins=self._strategy(name) in CUTS,
+            is_paired=columns[GROUP] >= 0 if GROUP in columns else None,
         )
 
     def _is_excluded(self, piece: Piece) -> NDArray[np.bool_] | None:
         if self.excluded is None:
             return None
         return np.isin(piece.record[piece.lines["part"] == 0], self.excluded)
+
+    def _extras(self, lines: list[SplitLines], gathers: list[Gather]) -> tuple[ColumnInfo, ...]:
+        # A build has a column where a sequence has a value of it.
+        return tuple(
+            column
+            for column in self.extras
+            if column.name not in SEQUENCE_COLUMNS
+            or any((split.extras[column.name] >= 0).any() for split in lines)
+        )
 
     def _facts_of_repack(self) -> Facts:
         identity = self.identity_of_repack
@@ -274,7 +284,7 @@ class _Repack(Build):
         )
 
 
-def _check(reader: PackedReader, file: FileInfo | ShardInfo | TableInfo) -> None:
+def _check(reader: PackedReader, file: FileInfo | TableInfo) -> None:
     check_file(reader.path / file.file, file.bytes, file.checksum)
 
 

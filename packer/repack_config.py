@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.errors import InputError
-from padless.packer.strategies import CUTS
-from padless.runtime.format import Manifest, SplitsManifest, load_manifest, read_manifest
+from padless.packer.extra_columns import SEQUENCE_COLUMNS, WEIGHTS
+from padless.runtime.format import ColumnInfo, Manifest, SplitsManifest, load_manifest, read_manifest
 from padless.runtime.reader import column_to_numpy
 
 PLANNING = (
@@ -20,6 +20,8 @@ PLANNING = (
     *("packs_multiple", "plan_window", "labels", "shard_size", "compression", "seed"),
 )
 """Options of a build that need no tokenizer."""
+HAVE_DEFAULTS = {WEIGHTS.name: None, **dict.fromkeys(SEQUENCE_COLUMNS)}.keys()
+"""Columns for which a build knows what sequences without a value have, in a build's order."""
 NOT_PLANNED = ("overflow", "labels", "shard_size", "compression")
 """Those of them that say nothing to a plan over the sequences as they are."""
 
@@ -61,16 +63,39 @@ def splits_of(folder: str) -> dict[str, Manifest]:
     else:
         found = {"": manifest}
     for one in found.values():
-        if (strategy := one.options.get("packed_with")) in CUTS:
-            raise InputError(
-                f"{folder} was packed with {strategy}, which cut its sequences where packs ended: build again"
-            )
-        if one.extras:
-            names = ", ".join(column.name for column in one.extras)
-            raise InputError(
-                f"{folder} has further columns ({names}), which repack cannot carry: build again"
-            )
+        for column in one.extras:
+            if column.level == "pack" or any(word in column.type for word in ("bool", "string")):
+                raise InputError(
+                    f"{folder} has the column {column.name} ({column.type} at {column.level} level), which "
+                    "repack cannot carry: build again"
+                )
     return found
+
+
+def extras_of(names: tuple[str, ...], folders: list[dict[str, Manifest]]) -> tuple[ColumnInfo, ...]:
+    """The further columns of what folders become together.
+
+    Raises InputError for one that some lack, unless a build would say what those have instead.
+    """
+    found: dict[str, ColumnInfo] = {}
+    for splits in folders:
+        for manifest in splits.values():
+            for column in manifest.extras:
+                if (known := found.setdefault(column.name, column)) != column:
+                    raise InputError(
+                        f"the column {column.name} is {column.type} in one of the folders and {known.type} "
+                        "in another: build again"
+                    )
+    for folder, splits in zip(names, folders, strict=True):
+        for manifest in splits.values():
+            lacking = found.keys() - {column.name for column in manifest.extras} - HAVE_DEFAULTS
+            if lacking:
+                raise InputError(
+                    f"{folder} has no column {min(lacking)}, which others have: repack folders with the same "
+                    "columns"
+                )
+    order = [*HAVE_DEFAULTS]
+    return tuple(sorted(found.values(), key=lambda c: order.index(c.name) if c.name in order else len(order)))
 
 
 def check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts: list[Manifest]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,15 +11,8 @@ from numpy.typing import NDArray
 
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.runtime.format import (
-    MANIFEST,
-    Manifest,
-    SourceInfo,
-    SplitsManifest,
-    checksum_bytes,
-    load_manifest,
-    read_manifest,
-)
+from padless.packer.identity import KNOWN_LATER, Finished, differing, finished
+from padless.runtime.format import Manifest, SourceInfo, checksum_bytes
 
 
 class RepackIdentity:
@@ -59,7 +51,8 @@ class RepackIdentity:
             found["source_splits"] = self._source_splits()
             recorded = {name: v for name, v in recorded.items() if not isinstance(found.get(name), list)}
         found.update(recorded)
-        found.pop("packed_with", None)
+        for name in KNOWN_LATER - {"formats"}:
+            found.pop(name, None)
         if self._excluded is not None:
             found["excluded"] = checksum_bytes(self._excluded.tobytes())
         return found
@@ -75,35 +68,18 @@ class RepackIdentity:
     def sources(self) -> tuple[SourceInfo, ...]:
         return tuple(replace(source, records=0) for first in self.firsts for source in first.sources)
 
-    def finished(self) -> tuple[Manifest | SplitsManifest, dict[str, Manifest]] | None:
+    def finished(self) -> Finished | None:
         """What an earlier run of this very repack (or the build that it equals) left, or None.
 
-        InputError where the folder holds other data and nobody said `force`.
+        Raises what `padless.packer.identity.finished` does.
         """
-        output = self.config.output
-        if self.config.force or not os.path.exists(os.path.join(output, MANIFEST)):
-            return None
-        manifest = load_manifest(output)
-        if isinstance(manifest, SplitsManifest):
-            manifests = {name: read_manifest(output, name) for name in manifest.names}
-        else:
-            manifests = {"": manifest}
-        old = next(iter(manifests.values()))
-        before = {name: value for name, value in old.options.items() if name != "packed_with"}
-        different = [
-            f"{name} {before.get(name)!r}, now {self.options.get(name)!r}"
-            for name in sorted({*before, *self.options})
-            if before.get(name) != self.options.get(name)
-        ]
-        if tuple(manifests) != self.splits:
-            different.append("other splits")
+        return finished(self.config, self._differences)
+
+    def _differences(self, old: Manifest, splits: tuple[str, ...]) -> list[str]:
+        later = KNOWN_LATER - {"formats"}
+        found = differing(old, splits, self.options, self.splits, later)
         if old.tokenizer_fingerprint != self.firsts[0].tokenizer_fingerprint:
-            different.append("another tokenizer")
+            found.append("another tokenizer")
         if [(s.path, s.checksum) for s in old.sources] != [(s.path, s.checksum) for s in self.sources]:
-            different.append("other sources")
-        if different:
-            raise InputError(
-                f"{output} holds a finished data set of another build ({'; '.join(different[:4])}): give "
-                "another --output, or --force to replace it"
-            )
-        return manifest, manifests
+            found.append("other sources")
+        return found

@@ -1,8 +1,9 @@
 """Records that give several sequences: a chosen and a rejected answer, or one for each turn.
 
 While a chunk is worked on, each of these examples goes its own way under a number of its own; `merge` brings
-them together under their record again. A pair is kept or dropped as one. Of a record's turns those that fit
-are kept: what is missing is counted as cut on its first line, as for any record that was truncated.
+them together under their record again. A pair is kept or dropped as one, and fits a pack together.
+Of a record's turns those that fit are kept: what is missing is counted as cut on its first line, as for any
+record that was truncated.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from padless.packer.lines import (
     DROPPED,
     NO_VERDICT,
     REJECTED,
+    TOO_LONG,
     TRUNCATED,
     UNWANTED,
     WANTED,
     WHOLE,
 )
+from padless.packer.strategies.constraints import padded_lengths
 
 if TYPE_CHECKING:
     from padless.packer.prepared import Prepared
@@ -114,10 +117,12 @@ def merge(
     lines: NDArray[np.void],
     values: NDArray[np.int32],
     weights: NDArray[np.float32] | None,
+    config: PackConfig,
 ) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.float32] | None]:
     """Lines by example to lines by record, and the values (and weights) of those that are left.
 
     A line for each sequence; for a record that gives none, the line of its first example that was dropped.
+    A pair that fits no pack together goes by `overflow`: dropped, or a problem.
     """
     number = lines["record"]
     record = np.asarray(prepared.owners, dtype=np.int64)[number]
@@ -127,6 +132,15 @@ def merge(
     incomplete = np.bincount(record[gone], minlength=count) > 0
     paired = (lines["verdict"] == CHOSEN) | (lines["verdict"] == REJECTED)
     torn = ~gone & paired & incomplete[record]
+    over = ~gone & ~torn & paired
+    padded = np.where(over, padded_lengths(lines["length"], config.align), 0)
+    together = np.bincount(record, weights=padded, minlength=count).astype(np.int64)
+    over &= together[record] > config.max_length
+    if config.overflow != "drop":
+        for one in np.unique(record[over]).tolist():
+            prepared.problem(one, _over_together(int(together[one]), config))
+    lines["reason"][over] = TOO_LONG
+    torn |= over
     if torn.any():
         kept = np.repeat(~torn, lines["length"])
         values, weights = values[kept], weights[kept] if weights is not None else None
@@ -134,7 +148,7 @@ def merge(
         lines["length"][torn] = lines["targets"][torn] = 0
     cut = np.bincount(record, weights=lines["cut"], minlength=count).astype(np.int64)
     empty_reply = np.bincount(record, weights=lines["empty_reply"], minlength=count) > 0
-    lacking = gone | (lines["status"] == TRUNCATED)
+    lacking = gone | over | (lines["status"] == TRUNCATED)
     why = np.zeros(count, dtype=np.uint8)
     why[record[lacking][::-1]] = lines["reason"][lacking][::-1]  # the first one's stays
 
@@ -154,6 +168,14 @@ def merge(
     lines["status"][short] = TRUNCATED
     lines["reason"] = np.where(nothing | short, why[record], lines["reason"])
     return lines, values, weights
+
+
+def _over_together(tokens: int, config: PackConfig) -> str:
+    padding = f" (padded to multiples of {config.align:,})" if config.align > 1 else ""
+    return (
+        f"has a pair of {tokens:,} tokens together{padding} and max_length is {config.max_length:,}: a pair "
+        "shares a pack; raise --max-length, or choose --overflow drop"
+    )
 
 
 def _first_of_each(record: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.durable import DurableFile
 from padless.packer.extra_columns import Judged
 from padless.packer.fragments import Fragments, lines_of_split
+from padless.packer.gather import StoreGather
 from padless.packer.lines import DROPPED, FRAGMENT, REASONS, STATUSES, WHOLE
 from padless.packer.plan import PackPlan
 from padless.packer.token_store import ChunkStore
-from padless.packer.write import DurableFile, StoreGather
 from padless.runtime.format import TableInfo, sequence_table_schema
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ LINES_PER_FILE = 50_000_000
 LINES_PER_GROUP = 2**16
 PACKS_AT_A_TIME = 2**14
 """So that what is in memory for a moment stays small beside what is kept."""
+_ENCODING: dict[str, Any] = {
+    "use_dictionary": ["source", "part", "status", "reason", "start", "cut"],
+    "column_encoding": {
+        name: "DELTA_BINARY_PACKED" for name in ("record", "row", "length", "num_targets", "pack", "offset")
+    },
+}
+"""Numbers that hardly repeat go as differences: a third of the size, written in half of the time."""
 
 
 class Piece(NamedTuple):
@@ -251,7 +259,7 @@ def write_table(folder: str, pieces: Iterator[Piece], total: int, places: Places
         left = min(LINES_PER_FILE, total - number * LINES_PER_FILE)
         lines = left
         with DurableFile(folder, name) as file:
-            with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema) as writer:
+            with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema, **_ENCODING) as writer:
                 while left > 0:
                     piece = next(columns)
                     writer.write_batch(pa.RecordBatch.from_arrays(piece, schema=schema))

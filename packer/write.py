@@ -1,25 +1,27 @@
-"""A plan and the token store to shards, at memory speed.
+"""A plan and the tokens of its sequences to shards, at memory speed.
 
-A pack's tokens are gathered by one `take` over a binary array laid on the mapped store, an element a
-sequence: a copy per sequence, no index per token. A shard gets its final name, which carries its checksum,
-when it is complete and on the disk.
+A record batch is gathered while the one before it is written, and their arrays are used again: touching
+fresh memory costs more than filling it. The price is a batch in memory for each shard that is being written,
+and one. A shard gets its final name, which carries its checksum, when it is complete and on the disk.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import closing
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.durable import DurableFile
+from padless.packer.gather import Gather
 from padless.packer.plan import PackPlan
-from padless.packer.token_store import disk_full
-from padless.runtime.format import IGNORE_INDEX, ColumnInfo, FileInfo, ShardInfo, shard_schema
+from padless.runtime.format import ColumnInfo, ShardInfo, shard_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +47,7 @@ class Layout:
         token = np.dtype(self.id_type).itemsize + (4 if self.labels else 0)
         sequence = 12
         for column in self.extras:
-            size = np.dtype(column.type[5:-1]).itemsize  # list<float32>
+            size = _value_bytes(column.type)
             if column.level == "token":
                 token += size
             else:
@@ -54,101 +56,10 @@ class Layout:
         return found
 
 
-class Gather(Protocol):
-    """Where the tokens of a split's sequences come from."""
-
-    @property
-    def lengths(self) -> NDArray[np.int32]:
-        """[sequences]: their tokens."""
-
-    @property
-    def ids(self) -> NDArray[Any] | None:
-        """[sequences]: each one's line of the sequence table; None: its own number."""
-
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
-        """Write these sequences one after the other into `tokens` and, where given, `labels`.
-
-        Returns the targets of each.
-        """
-
-    @property
-    def is_weighted(self) -> bool:
-        """Whether the tokens have weights, some of which are not 1."""
-
-    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        """An extra column of these sequences: [sequences], or the values of all their tokens."""
-
-
-@dataclass(frozen=True)
-class StoreGather:
-    """Sequences as elements of a binary array over the mapped token store."""
-
-    binary: pa.Array
-    elements: NDArray[np.int32]
-    """[sequences]: the element that holds each."""
-    lengths: NDArray[np.int32]
-    ids: NDArray[Any] | None
-    """[sequences]: each one's line of the sequence table; None: its own number."""
-    weights: pa.Array | None = None
-    """The weights of the tokens, in elements like theirs."""
-    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Sequence-level columns, [sequences] each."""
-    cut: bool = False
-    """Fragments, of which all but the first token is trained, whatever the store says."""
-
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
-        values = self.values(sequences)
-        lengths = self.lengths[sequences]
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        # Ten times as fast as np.where: all ones where trained, and -1 - t is ~t.
-        trained = values >> 31
-        found = values ^ trained
-        tokens[:] = found
-        if self.cut:  # elsewhere than in the store, so the starts marked there are not these
-            trained[:] = -1
-            trained[starts] = 0
-        if labels is not None:
-            found -= IGNORE_INDEX
-            found &= trained
-            found += IGNORE_INDEX
-            labels[:] = found
-        counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
-        return counts
-
-    def values(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
-        """The stored tokens of these sequences, one after the other."""
-        return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
-
-    @property
-    def is_weighted(self) -> bool:
-        return self.weights is not None
-
-    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        if name in self.extras:
-            column: NDArray[Any] = self.extras[name][sequences]
-            return column
-        found: NDArray[np.float32] = np.frombuffer(self._taken(self.weights, sequences), dtype="<f4").copy()
-        found[found == 0] = 1  # the record gives none
-        trained = self.values(sequences) < 0
-        if self.cut:  # as in `fill`
-            lengths = self.lengths[sequences]
-            trained[:] = True
-            trained[np.cumsum(lengths, dtype=np.int64) - lengths] = False
-        found[~trained] = 0
-        return found
-
-    def _taken(self, binary: pa.Array, sequences: NDArray[Any]) -> pa.Buffer:
-        import pyarrow as pa
-
-        elements = self.elements[sequences]
-        indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
-        taken = binary.take(indexes)
-        tokens = int(self.lengths[sequences].sum(dtype=np.int64))
-        return taken.buffers()[2].slice(0, tokens * 4)
+def _value_bytes(kind: str) -> int:
+    """`list<float32>` -> 4, `list<fixed_size_list<float32, 8>>` -> 32."""
+    inner, _, count = kind[5:-1].removeprefix("fixed_size_list<").removesuffix(">").partition(", ")
+    return np.dtype(inner).itemsize * int(count or 1)
 
 
 def cut_shards(plan: PackPlan, lengths: NDArray[np.int32], layout: Layout) -> list[list[tuple[int, int]]]:
@@ -181,14 +92,12 @@ def write_shard(
     plan: PackPlan,
     gather: Gather,
     layout: Layout,
+    spare: SimpleQueue[Buffers],
     report: Callable[[int], None],
-    *,
-    ahead: bool,
 ) -> ShardInfo:
     """Write one shard; `report` gets the tokens of each batch as it is done.
 
-    `ahead`: a batch is gathered while the one before it is written (half of the time each, and twice the
-    memory: for when no other shard is written at the same time).
+    A batch is gathered as soon as there are `spare` buffers, which all writers share.
     """
     import pyarrow as pa
 
@@ -197,22 +106,37 @@ def write_shard(
     begin = schema.serialize().size  # the schema is written together with the first batch
     places: list[tuple[int, int]] = []
     tokens = 0
-    with DurableFile(folder, f"shard-{number:05d}") as file, ThreadPoolExecutor(1) as gatherer:
+    with DurableFile(folder, f"shard-{number:05d}", direct=True) as file, ThreadPoolExecutor(1) as gatherer:
 
-        def gathered() -> Iterator[tuple[pa.RecordBatch, int]]:
-            waiting: deque[Future[tuple[pa.RecordBatch, int]]] = deque()
-            for start, stop in batches:
-                waiting.append(gatherer.submit(_batch, start, stop, plan, gather, layout, schema))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+        def gather_one(start: int, stop: int) -> tuple[pa.RecordBatch, int, Buffers]:
+            buffers = spare.get()
+            try:
+                return (*_batch(start, stop, plan, gather, layout, schema, buffers), buffers)
+            except BaseException:
+                spare.put(buffers)
+                raise
 
-        with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as stream:
-            for batch, count in gathered():
+        def gathered() -> Generator[tuple[pa.RecordBatch, int], None, None]:
+            waiting: deque[Future[tuple[pa.RecordBatch, int, Buffers]]] = deque()
+            try:
+                for number, pack in enumerate(batches):
+                    waiting.append(gatherer.submit(gather_one, *pack))
+                    if number:
+                        yield waiting[0].result()[:2]
+                        spare.put(waiting.popleft().result()[2])
+                yield waiting[0].result()[:2]
+            finally:  # also where the disk is full: other shards would wait for them for ever
+                for future in waiting:
+                    if future.exception() is None:
+                        spare.put(future.result()[2])
+
+        with (
+            pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as stream,
+            closing(gathered()) as ready,
+        ):
+            for batch, count in ready:
                 places.append((max(file.size, begin), batch.num_rows))
                 stream.write_batch(batch)
-                del batch
                 tokens += count
                 report(count)
         info = file.commit(lambda checksum: f"shard-{number:05d}-{checksum[5:13]}.arrow")
@@ -228,10 +152,46 @@ def write_shard(
     )
 
 
+class Buffers(NamedTuple):
+    """Memory for the tokens of a record batch."""
+
+    ids: NDArray[Any]
+    labels: NDArray[np.int32]
+
+
+def spare_buffers(
+    shards: list[list[tuple[int, int]]],
+    plan: PackPlan,
+    lengths: NDArray[np.int32],
+    layout: Layout,
+    writers: int,
+) -> SimpleQueue[Buffers]:
+    """One more than there are writers, for the largest record batch of these."""
+    most = max(
+        (
+            int(lengths[plan.order[plan.offsets[start] : plan.offsets[stop]]].sum(dtype=np.int64))
+            for batches in shards
+            for start, stop in batches
+        ),
+        default=0,
+    )
+    spare: SimpleQueue[Buffers] = SimpleQueue()
+    for _ in range(min(writers, len(shards)) + 1):
+        labels = np.empty(most if layout.labels else 0, np.int32)
+        spare.put(Buffers(np.empty(most, layout.id_type), labels))
+    return spare
+
+
 def _batch(
-    start: int, stop: int, plan: PackPlan, gather: Gather, layout: Layout, schema: pa.Schema
+    start: int,
+    stop: int,
+    plan: PackPlan,
+    gather: Gather,
+    layout: Layout,
+    schema: pa.Schema,
+    buffers: Buffers,
 ) -> tuple[pa.RecordBatch, int]:
-    """Packs [start, stop) as a record batch, and how many tokens it has."""
+    """Packs [start, stop) as a record batch whose tokens lie in `buffers`, and how many those are."""
     import pyarrow as pa
 
     first = int(plan.offsets[start])
@@ -242,8 +202,7 @@ def _batch(
     np.cumsum(lengths, out=ends[1:])
     token_offsets = ends[sequence_offsets]
     total = int(ends[-1])
-    ids = np.empty(total, dtype=layout.id_type)
-    labels = np.empty(total if layout.labels else 0, dtype=np.int32)
+    ids, labels = buffers.ids[:total], buffers.labels[:total]
     counts = np.zeros(len(sequences), dtype=np.int64)
     for low, high in _slices(ends):
         mine = slice(int(ends[low]), int(ends[high]))
@@ -293,90 +252,8 @@ def _flat(values: NDArray[Any]) -> pa.Array:
 def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
     import pyarrow as pa
 
-    child = _flat(values)
+    child = _flat(values.reshape(-1))
+    if values.ndim == 2:
+        child = pa.FixedSizeListArray.from_arrays(child, values.shape[1])
     ends = pa.py_buffer(offsets.astype(np.int32))
     return pa.Array.from_buffers(pa.list_(child.type), len(offsets) - 1, [None, ends], children=[child])
-
-
-class DurableFile:
-    """A file under a temporary name: hashed as it is written, then fsynced and renamed, or removed."""
-
-    def __init__(self, folder: str, name: str) -> None:
-        import xxhash
-
-        self.folder = folder
-        self.path = os.path.join(folder, f".{name}.tmp")
-        self.size = 0
-        self.closed = False
-        self._digest = xxhash.xxh3_128()
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-
-    def __enter__(self) -> DurableFile:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-            self.closed = True
-        if os.path.exists(self.path):
-            os.remove(self.path)
-
-    def write(self, data: Any) -> int:
-        """Append; DiskFullError where there is no room."""
-        view = memoryview(data).cast("B")
-        self._digest.update(view)
-        self.size += len(view)
-        rest = view
-        try:
-            while len(rest):
-                rest = rest[os.write(self._descriptor, rest) :]
-        except OSError as error:
-            raise disk_full(error, self.path, len(rest)) from error
-        return len(view)
-
-    def flush(self) -> None:
-        """Part of the file protocol; every write goes straight through."""
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def tell(self) -> int:
-        return self.size
-
-    def close(self) -> None:
-        """Part of the file protocol; `commit` or the end of the `with` closes it."""
-
-    def commit(self, name: Callable[[str], str]) -> FileInfo:
-        """Put the complete file in its place, under the name that its checksum gives."""
-        checksum = f"xxh3:{self._digest.hexdigest()}"
-        try:
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise disk_full(error, self.path, self.size) from error
-        os.close(self._descriptor)
-        self.closed = True
-        final = name(checksum)
-        os.replace(self.path, os.path.join(self.folder, final))
-        return FileInfo(file=final, bytes=self.size, checksum=checksum)
-
-
-def write_bytes(folder: str, name: str, data: bytes) -> FileInfo:
-    """Write a small file whole."""
-    with DurableFile(folder, name.replace("/", "-")) as file:
-        file.write(data)
-        return file.commit(lambda checksum: name)
-
-
-def sync_folder(folder: str) -> None:
-    """Make renames in a folder last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ import operator
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -27,6 +28,7 @@ from padless.runtime.arrays import Array, column_to_numpy
 from padless.runtime.batch import Pack, PackBatch, open_batch
 from padless.runtime.format import (
     BatchError,
+    ChecksumError,
     ForeignFileError,
     Manifest,
     TruncatedFileError,
@@ -58,6 +60,8 @@ __all__ = [
 # Decompressed batches live in memory (32 MiB of tokens and as much again of labels); mapped ones
 # are the operating system's, and are all kept.
 _KEPT_COPIES = 4
+_LINES_AT_A_TIME = 2**16
+_HASHED_AT_A_TIME = 8 << 20
 _WAY_OUT = "copy the folder again, or rebuild it with pack-dataset build --force"
 
 
@@ -193,23 +197,60 @@ class PackedReader:
         for info in self.manifest.sequence_tables:
             path = self.path / info.file
             check_file(path, info.bytes)
-            try:
-                with pq.ParquetFile(path) as file:
-                    part = file.read(names)
-                    part.validate(full=True)
-                    parts.append(part.select(names).cast(schema))
-            except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
-                raise ForeignFileError(f"{path} is no sequence table ({problem}); {_WAY_OUT}") from None
-            if part.num_rows != info.lines:
-                raise ForeignFileError(
-                    f"{path} has {part.num_rows} lines, the manifest says {info.lines}; {_WAY_OUT}"
-                )
+            with _told(path), pq.ParquetFile(path) as file:
+                part = file.read(names)
+                part.validate(full=True)
+                parts.append(part.select(names).cast(schema))
+            _check_lines(path, part.num_rows, info.lines)
         return pa.concat_tables(parts) if parts else schema.empty_table()
+
+    def sequence_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Some columns of the sequence table, a row group or so at a time, strings as dictionaries.
+
+        For whoever goes over a large table once; raises what `sequence_table` does.
+        """
+        import pyarrow.parquet as pq
+
+        fields = [sequence_table_schema().field(name) for name in columns]
+        strings = [field.name for field in fields if pa.types.is_string(field.type)]
+        words = pa.dictionary(pa.int32(), pa.string())
+        schema = pa.schema([f.with_type(words) if f.name in strings else f for f in fields])
+        for info in self.manifest.sequence_tables:
+            path = self.path / info.file
+            check_file(path, info.bytes)
+            lines = 0
+            with _told(path), pq.ParquetFile(path, read_dictionary=strings) as file:
+                for batch in file.iter_batches(batch_size=_LINES_AT_A_TIME, columns=list(columns)):
+                    batch.validate(full=True)
+                    lines += batch.num_rows
+                    yield pa.Table.from_batches([batch]).select(list(columns)).cast(schema)
+            _check_lines(path, lines, info.lines)
 
     def sequence_columns(self, *names: str) -> dict[str, Array]:
         """Columns of the sequence table as arrays: numbers (-1 for null) or strings (None)."""
         table = self.sequence_table(names)
         return {name: column_to_numpy(table.column(name)) for name in names}
+
+    def check_shard(self, shard: int) -> None:
+        """Compare a shard's checksum, and open all its record batches.
+
+        The file is read through the mapping, so that it is in the page tables for what comes after.
+        Raises ChecksumError, and what opening a shard or a batch raises.
+        """
+        import xxhash
+
+        info = self.manifest.shards[shard]
+        data = memoryview(self._shard(shard)[0])
+        digest = xxhash.xxh3_128()
+        for start in range(0, len(data), _HASHED_AT_A_TIME):
+            digest.update(data[start : start + _HASHED_AT_A_TIME])
+        if (found := f"xxh3:{digest.hexdigest()}") != info.checksum:
+            raise ChecksumError(
+                f"{self.path / info.file} is {found}, the manifest says {info.checksum}; {_WAY_OUT}"
+            )
+        first = sum(len(before.batches) for before in self.manifest.shards[:shard])
+        for which in range(first, first + len(info.batches)):
+            self.batch(which)
 
     def _read(self, which: int) -> tuple[PackBatch, bool]:
         """Record batch `which`, and whether it is a view of the mapped file."""
@@ -257,3 +298,17 @@ class PackedReader:
                 )
         self._shards[shard] = (data, schema)
         return self._shards[shard]
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What a file that is no sequence table makes pyarrow raise, as an error of ours."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
+        raise ForeignFileError(f"{path} is no sequence table ({problem}); {_WAY_OUT}") from None
+
+
+def _check_lines(path: Path, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ForeignFileError(f"{path} has {found} lines, the manifest says {wanted}; {_WAY_OUT}")

@@ -12,6 +12,7 @@ from toys import CHAT, END, packed, refused, targets, turns, word_tokenizer
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS, detect
 from padless.packer.formats.examples import Chat, Columns, Pair, Preference, Rated, RecordError
+from padless.packer.strategies import CUTS, STRATEGIES
 from padless.runtime.collate import collate
 from padless.runtime.reader import PackedReader
 
@@ -176,6 +177,46 @@ def test_a_pair_is_counted_as_truncated_where_its_second_half_is(tmp_path: Path,
     table = sequence_table(tmp_path / "packed")
     assert table["status"] == ["truncated", "truncated"] and table["cut"][0] > 60 and table["cut"][1] == 0
     assert_verified(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES.keys() - CUTS))
+def test_the_two_of_a_pair_share_a_pack(tmp_path: Path, words: Path, strategy: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": [ASK], "chosen": [{**YES, "content": "w20 " * (n % 11 + 1)}], "rejected": [NO]}
+        for n in range(40)
+    ]
+    alone = write_lines(tmp_path / "in" / "a.jsonl", [{"messages": [ASK, YES]}] * 6)
+    write_lines(tmp_path / "in" / "b.jsonl", rows)
+    options = ("--tokenizer", words, "--max-length", 64, "--strategy", strategy, "--packs-multiple", 2)
+    built(alone.parent, tmp_path / "packed", *options)
+    packs_of_pair: dict[int, list[int]] = {}
+    reader = PackedReader(tmp_path / "packed")
+    for number, one in enumerate(reader):
+        for pair in one.extras["pair_id"].tolist():
+            packs_of_pair.setdefault(pair, []).append(number)
+    assert len(packs_of_pair.pop(-1)) == 6
+    assert len(packs_of_pair) == 40
+    assert all(len(packs) == 2 and len(set(packs)) == 1 for packs in packs_of_pair.values())
+    assert reader.manifest.options["grouped_by"] == "pair_id" and len(reader) % 2 == 0
+    assert_verified(tmp_path / "packed")
+
+
+def test_a_pair_that_fits_no_pack_together_goes_by_overflow(tmp_path: Path, words: Path) -> None:
+    long = [{"role": "assistant", "content": "w20 " * 40}]
+    rows = [{"prompt": [ASK], "chosen": [YES], "rejected": [NO]}]
+    rows.append({"prompt": [ASK], "chosen": long, "rejected": long})
+    said = refused(tmp_path, rows, words, "--max-length", 64)
+    assert "record 1 (line 2)" in said and "tokens together and max_length is 64" in said
+    assert "truncate" not in said and "--overflow drop" in said
+    packed(tmp_path, rows, words, "--max-length", 64, "--overflow", "drop")
+    table = sequence_table(tmp_path / "packed")
+    assert table["status"] == ["whole", "whole", "dropped"] and table["reason"][2] == "too-long"
+    assert_verified(tmp_path / "packed")
+
+
+def test_a_cap_below_a_pair_is_refused(tmp_path: Path, words: Path) -> None:
+    rows = [{"prompt": [ASK], "chosen": [YES], "rejected": [NO]}]
+    assert "2 sequences, a pack holds 1" in refused(tmp_path, rows, words, "--max-sequences-per-pack", 1)
 
 
 def test_pairs_stay_on_one_side_of_a_split(tmp_path: Path, words: Path) -> None:

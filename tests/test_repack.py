@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,6 +25,8 @@ from building import (
     state_of,
     write_lines,
 )
+
+from padless.runtime.reader import PackedReader
 
 TEXT = ("--format", "text")
 
@@ -259,14 +262,166 @@ def test_a_build_names_the_way_to_pack_a_packed_folder_again(tmp_path: Path) -> 
     assert run.code == 2 and "pack-dataset repack" in run.err
 
 
-def test_what_cuts_where_packs_end_is_no_repack(tmp_path: Path, texts: Path) -> None:
-    built(texts, tmp_path / "whole", *TEXT, "--max-length", 2048)
-    run = repack(tmp_path / "whole", "--output", tmp_path / "out", "--strategy", "wrapped")
-    assert run.code == 2 and "cuts wherever a pack ends" in " ".join(run.err.split())
-    built(texts, tmp_path / "wrapped", *TEXT, "--max-length", 2048, "--strategy", "wrapped")
-    run = repack(tmp_path / "wrapped", "--output", tmp_path / "out")
-    assert run.code == 2 and "build again" in " ".join(run.err.split())
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (("--strategy", "wrapped"), ("--max-length", 2048)),
+        (("--strategy", "wrapped", "--max-length", 4096), ("--strategy", "bfd")),
+        (("--strategy", "wrapped", "--overflow", "split"), ("--max-length", 90, "--strategy", "spread")),
+        (("--strategy", "wrapped", "--overflow", "split"), ("--strategy", "none")),
+        (("--strategy", "wrapped", "--overflow", "split"), ("--overflow", "drop")),
+        (("--strategy", "wrapped", "--overflow", "truncate"), ("--strategy", "bfd")),
+        (("--strategy", "wrapped", "--overflow", "drop"), ("--max-length", 300)),
+        (("--strategy", "wrapped", "--max-length", 4096, "--labels", "always"), ("--seed", 3)),
+        (("--overflow", "split", "--max-length", 100), ("--strategy", "wrapped")),
+        (("--overflow", "split", "--max-length", 4096), ("--strategy", "wrapped", "--max-length", 64)),
+        (
+            (
+                "--overflow",
+                "truncate",
+            ),
+            ("--strategy", "wrapped"),
+        ),
+        (
+            ("--strategy", "wrapped", "--overflow", "split", "--eval-fraction", 0.3),
+            ("--max-length", 200),
+        ),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_what_was_cut_where_packs_ended_is_joined_first(
+    tmp_path: Path, texts: Path, before: tuple[object, ...], now: tuple[object, ...]
+) -> None:
+    longest = () if "--overflow" in before else ("--max-length", 4096)
+    assert_like_fresh(tmp_path, texts, (*longest, *before), now, TEXT)
+
+
+def test_a_plan_cuts_nothing(tmp_path: Path, texts: Path) -> None:
+    built(texts, tmp_path / "old", *TEXT, "--max-length", 4096)
+    run = repack(tmp_path / "old", "--plan-only", "other", "--strategy", "wrapped")
+    assert run.code == 2 and "cuts where packs end" in " ".join(run.err.split())
+    assert not (tmp_path / "old" / "plans").exists()
+
+
+def test_masked_tokens_are_not_cut_where_packs_end(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "old")
+    run = repack(tmp_path / "old", "--output", tmp_path / "out", "--strategy", "wrapped")
+    assert run.code == 2 and "are masked" in " ".join(run.err.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs and answers with a label, of 20 to some 300 tokens, and conversations with weighed turns."""
+    folder = tmp_path_factory.mktemp("judged")
+    words = " ".join(row["output"] for row in demo_rows()).split()
+
+    def turn(role: str, start: int, count: int) -> dict[str, Any]:
+        return {"role": role, "content": " ".join(words[start : start + count])}
+
+    pairs: list[Any] = []
+    weighed: list[Any] = []
+    for n in range(40):
+        ask = [turn("user", n, 5 + n % 7)]
+        better, worse = turn("assistant", n + 9, 3 + n * 3 % 70), turn("assistant", n + 50, 2 + n * 5 % 60)
+        if n % 3:
+            pairs.append({"prompt": ask, "chosen": [better], "rejected": [worse]})
+        else:
+            pairs.append({"messages": [*ask, better], "label": bool(n % 2)})
+        weighed.append({"messages": [*ask, {**better, "weight": 0.5 + n}, turn("user", n + 3, 4), worse]})
+    write_lines(folder / "pairs.jsonl", [row for row in pairs if "prompt" in row])
+    write_lines(folder / "rated.jsonl", [row for row in pairs if "label" in row])
+    write_lines(folder / "weighed.jsonl", weighed)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ((), ("--max-length", 4096, "--strategy", "spread")),
+        ((), ("--strategy", "none", "--labels", "always")),
+        (("--compression", "zstd"), ("--compression", "none", "--packs-multiple", 4)),
+        (("--overflow", "drop"), ("--max-length", 150)),
+        (("--overflow", "drop", "--max-length", 150), ("--max-length", 90)),
+        (("--overflow", "drop", "--max-length", 200), ("--align", 8)),
+        (("--eval-fraction", 0.3), ("--seed", 0, "--max-length", 2048)),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_further_columns_go_along_and_pairs_stay_together(
+    tmp_path: Path, judged: Path, before: tuple[object, ...], now: tuple[object, ...]
+) -> None:
+    assert_like_fresh(tmp_path, judged, before, now, ("--template", "chatml", "--on-empty-reply", "drop"))
+    table = "train/sequences.parquet" if "--eval-fraction" in before else "sequences.parquet"
+    assert pq.read_table(tmp_path / "again" / table).num_rows
+
+
+def test_pairs_that_no_longer_fit_a_pack_are_told(tmp_path: Path, judged: Path) -> None:
+    built(judged / "pairs.jsonl", tmp_path / "old", "--template", "chatml")
+    run = repack(tmp_path / "old", "--output", tmp_path / "new", "--max-length", 150)
+    said = " ".join(run.err.split())
+    assert run.code == 2 and "pairs together" in said and "--overflow drop" in said
+    built(
+        judged / "pairs.jsonl",
+        tmp_path / "short",
+        "--template",
+        "chatml",
+        "--max-length",
+        150,
+        "--overflow",
+        "drop",
+    )
+    run = repack(tmp_path / "short", "--output", tmp_path / "new", "--max-length", 300)
+    assert run.code == 2 and "build once at the longest" in " ".join(run.err.split())
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ((), ("--max-length", 4096)),
+        (("--overflow", "drop"), ("--max-length", 100)),
+        (("--overflow", "drop", "--max-length", 120), ("--max-length", 60, "--strategy", "ordered")),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_turns_stay_sequences_of_their_own(
+    tmp_path: Path, judged: Path, before: tuple[object, ...], now: tuple[object, ...]
+) -> None:
+    common = ("--template", "chatml", "--expand-turns", "--on-empty-reply", "drop")
+    assert_like_fresh(tmp_path, judged / "weighed.jsonl", before, now, common)
+
+
+def test_a_plan_keeps_pairs_together_and_says_so(tmp_path: Path, judged: Path) -> None:
+    built(judged, tmp_path / "old", "--template", "chatml")
+    run = repack(tmp_path / "old", "--plan-only", "other", "--strategy", "spread", "--max-length", 600)
+    assert run.code == 0, run.err
+    reader = PackedReader(tmp_path / "old", plan="other")
+    assert reader.plan is not None and reader.plan.facts["grouped_by"] == "pair_id"
+    packs_of_pair: dict[int, set[int]] = {}
+    for number, one in enumerate(reader):
+        for pair in one.extras["pair_id"].tolist():
+            packs_of_pair.setdefault(pair, set()).add(number)
+    packs_of_pair.pop(-1)
+    assert packs_of_pair and all(len(packs) == 1 for packs in packs_of_pair.values())
+
+
+def test_folders_with_and_without_further_columns_go_together(tmp_path: Path, judged: Path) -> None:
+    built(DEMO, tmp_path / "chats", "--template", "chatml")
+    built(judged, tmp_path / "judged", "--template", "chatml")
+    repacked(tmp_path / "chats", tmp_path / "judged", "--output", tmp_path / "both")
+    assert_verified(tmp_path / "both")
+    count = len(demo_rows())
+    for one in PackedReader(tmp_path / "both"):
+        pair = dict(zip(one.sequence_ids.tolist(), one.extras["pair_id"].tolist(), strict=True))
+        assert all(
+            value == -1 if line < count else value == -1 or value >= count for line, value in pair.items()
+        )
+        weights, trained = one.extras["loss_weight"], one.labels != -100
+        ends = np.cumsum(one.seq_lengths)
+        for line, end, length in zip(one.sequence_ids, ends, one.seq_lengths, strict=True):
+            if line < count:
+                here = slice(int(end - length), int(end))
+                assert (weights[here] == trained[here]).all()
 
 
 def test_a_build_onto_a_folder_with_excluded_records_is_another_build(tmp_path: Path) -> None:

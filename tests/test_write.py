@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,13 +28,15 @@ from building import (
     workers_in,
     write_many,
 )
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from padless.packer import write
+from padless.packer import durable, write
+from padless.packer.durable import DurableFile, write_bytes
 from padless.packer.errors import DiskFullError
 from padless.packer.plan import PackPlan
-from padless.packer.write import DurableFile, Layout, cut_shards, write_bytes
+from padless.packer.write import Layout, cut_shards
 from padless.runtime.reader import PackedReader
 
 
@@ -160,6 +164,41 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     digest = xxhash.xxh3_128(b"one two").hexdigest()
     assert (info.file, info.bytes, info.checksum) == (f"data-{digest[:8]}", 7, f"xxh3:{digest}")
     assert files_of(tmp_path) == {info.file: b"one two"}
+
+
+@pytest.mark.parametrize("can", ["direct", "not open", "not write", "in parts"])
+@given(sizes=st.lists(st.integers(0, 40_000), max_size=6))
+def test_a_file_past_the_page_cache_has_the_same_bytes(can: str, sizes: list[int]) -> None:
+    """Also where the file system does not open or write it so, or takes a part of what it is given."""
+    system_open, system_write = os.open, os.write
+
+    def open_(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT and can == "not open":
+            raise OSError(errno.EINVAL, "no")
+        return system_open(path, flags, *mode)
+
+    def write_(descriptor: int, data: Any) -> int:
+        direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        if direct and can == "not write":
+            raise OSError(errno.EINVAL, "no")
+        return system_write(descriptor, memoryview(data)[:4096] if direct and can == "in parts" else data)
+
+    pieces = [bytes([n % 251]) * size for n, size in enumerate(sizes)]
+    with (
+        tempfile.TemporaryDirectory(dir=ROOT) as folder,  # a disk's: one in memory need not know O_DIRECT
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(durable, "BLOCK", 8192)
+        patch.setattr(os, "open", open_)
+        patch.setattr(os, "write", write_)
+        with DurableFile(folder, "data", direct=True) as file:
+            for piece in pieces:
+                file.write(piece)
+            info = file.commit(lambda checksum: "data")
+        found = (Path(folder) / "data").read_bytes()
+    whole = b"".join(pieces)
+    assert found == whole
+    assert (info.bytes, info.checksum) == (len(whole), f"xxh3:{xxhash.xxh3_128(whole).hexdigest()}")
 
 
 def test_a_file_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from padless.packer.durable import DurableFile
 from padless.packer.errors import InputError
 from padless.packer.exports.rows import Array, Rows, rows_of
 from padless.packer.tokenizer_files import TokenizerFiles, read_files
-from padless.packer.write import DurableFile
 from padless.runtime.format import FileInfo
 from padless.runtime.reader import PackedReader
 

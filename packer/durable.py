@@ -1,0 +1,161 @@
+"""Files that are whole or not there: written under a temporary name, hashed on the way, fsynced, renamed.
+
+Large ones can go past the page cache (O_DIRECT) out of one aligned block: they have to reach the disk before
+they count anyway, and filling the cache first takes as much of a core as everything else that makes a shard.
+The price is that whoever reads one next reads it from the disk. File systems without it are written as usual.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from padless.packer.token_store import disk_full
+from padless.runtime.format import FileInfo
+
+BLOCK = 4 * 2**20
+"""Bytes that go past the page cache at a time."""
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
+
+
+class DurableFile:
+    """A file under a temporary name: hashed as it is written, then fsynced and renamed, or removed."""
+
+    def __init__(self, folder: str, name: str, *, direct: bool = False) -> None:
+        """`direct`: past the page cache, where the file system can."""
+        import xxhash
+
+        self.folder = folder
+        self.path = os.path.join(folder, f".{name}.tmp")
+        self.size = 0
+        self.closed = False
+        self._digest = xxhash.xxh3_128()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        self._block: mmap.mmap | None = None
+        self._filled = 0
+        if direct and _DIRECT:
+            try:
+                self._descriptor = os.open(self.path, flags | _DIRECT, 0o666)
+                self._block = mmap.mmap(-1, BLOCK)  # begins at a page, as it has to
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        self._descriptor = os.open(self.path, flags, 0o666)
+
+    def __enter__(self) -> DurableFile:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+            self.closed = True
+        if os.path.exists(self.path):
+            os.remove(self.path)
+
+    def write(self, data: Any) -> int:
+        """Append; DiskFullError where there is no room."""
+        view = memoryview(data).cast("B")
+        self.size += len(view)
+        if self._block is None:
+            self._digest.update(view)
+            self._put(view)
+            return len(view)
+        rest = view
+        while len(rest):
+            piece = rest[: BLOCK - self._filled]
+            # numpy copies without the interpreter's lock.
+            room = np.frombuffer(self._block, dtype=np.uint8, count=len(piece), offset=self._filled)
+            np.copyto(room, np.frombuffer(piece, dtype=np.uint8))
+            self._filled += len(piece)
+            rest = rest[len(piece) :]
+            if self._filled == BLOCK:
+                self._empty_block()
+        return len(view)
+
+    def _empty_block(self) -> None:
+        """Write what the block holds; what fills no block ends the file and goes through the page cache."""
+        if self._block is None or not self._filled:
+            return
+        view = memoryview(self._block)[: self._filled]
+        self._digest.update(view)
+        if self._filled < BLOCK:
+            self._use_cache()
+        self._filled = 0
+        self._put(view)
+
+    def _put(self, view: memoryview) -> None:
+        rest = view
+        try:
+            while len(rest):
+                try:
+                    rest = rest[os.write(self._descriptor, rest) :]
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not self._use_cache():
+                        raise
+                if 0 < len(rest) < len(view):  # no longer at a page's edge
+                    self._use_cache()
+        except OSError as error:
+            raise disk_full(error, self.path, len(rest)) from error
+
+    def _use_cache(self) -> bool:
+        """Write as usual from here on; False where that was so before."""
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        if not flags & _DIRECT:
+            return False
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+        return True
+
+    def flush(self) -> None:
+        """Part of the file protocol; `commit` sees to everything."""
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def tell(self) -> int:
+        return self.size
+
+    def close(self) -> None:
+        """Part of the file protocol; `commit` or the end of the `with` closes it."""
+
+    def commit(self, name: Callable[[str], str]) -> FileInfo:
+        """Put the complete file in its place, under the name that its checksum gives."""
+        self._empty_block()
+        checksum = f"xxh3:{self._digest.hexdigest()}"
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise disk_full(error, self.path, self.size) from error
+        os.close(self._descriptor)
+        self.closed = True
+        final = name(checksum)
+        os.replace(self.path, os.path.join(self.folder, final))
+        return FileInfo(file=final, bytes=self.size, checksum=checksum)
+
+
+def write_bytes(folder: str, name: str, data: bytes) -> FileInfo:
+    """Write a small file whole."""
+    with DurableFile(folder, name.replace("/", "-")) as file:
+        file.write(data)
+        return file.commit(lambda checksum: name)
+
+
+def sync_folder(folder: str) -> None:
+    """Make renames in a folder last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,116 @@
+"""Where the tokens of a split's sequences come from, as the writer of shards sees it.
+
+A pack's tokens are gathered by one `take` over a binary array laid on the mapped store, an element a
+sequence: a copy per sequence, no index per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padless.runtime.format import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Gather(Protocol):
+    """Where the tokens of a split's sequences come from."""
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """[sequences]: their tokens."""
+
+    @property
+    def ids(self) -> NDArray[Any] | None:
+        """[sequences]: each one's line of the sequence table; None: its own number."""
+
+    def fill(
+        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
+    ) -> NDArray[np.int64]:
+        """Write these sequences one after the other into `tokens` and, where given, `labels`.
+
+        Returns the targets of each.
+        """
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the tokens have weights, some of which are not 1."""
+
+    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
+        """An extra column of these sequences: [sequences], or the values of all their tokens."""
+
+
+@dataclass(frozen=True)
+class StoreGather:
+    """Sequences as elements of a binary array over the mapped token store."""
+
+    binary: pa.Array
+    elements: NDArray[np.int32]
+    """[sequences]: the element that holds each."""
+    lengths: NDArray[np.int32]
+    ids: NDArray[Any] | None
+    """[sequences]: each one's line of the sequence table; None: its own number."""
+    weights: pa.Array | None = None
+    """The weights of the tokens, in elements like theirs."""
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Sequence-level columns, [sequences] each."""
+    cut: bool = False
+    """Fragments, of which all but the first token is trained, whatever the store says."""
+
+    def fill(
+        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
+    ) -> NDArray[np.int64]:
+        values = self.values(sequences)
+        lengths = self.lengths[sequences]
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        # Ten times as fast as np.where: all ones where trained, and -1 - t is ~t.
+        trained = values >> 31
+        found = values ^ trained
+        tokens[:] = found
+        if self.cut:  # elsewhere than in the store, so the starts marked there are not these
+            trained[:] = -1
+            trained[starts] = 0
+        if labels is not None:
+            found -= IGNORE_INDEX
+            found &= trained
+            found += IGNORE_INDEX
+            labels[:] = found
+        counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
+        return counts
+
+    def values(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        """The stored tokens of these sequences, one after the other."""
+        return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
+
+    @property
+    def is_weighted(self) -> bool:
+        return self.weights is not None
+
+    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
+        if name in self.extras:
+            column: NDArray[Any] = self.extras[name][sequences]
+            return column
+        found: NDArray[np.float32] = np.frombuffer(self._taken(self.weights, sequences), dtype="<f4").copy()
+        found[found == 0] = 1  # the record gives none
+        trained = self.values(sequences) < 0
+        if self.cut:  # as in `fill`
+            lengths = self.lengths[sequences]
+            trained[:] = True
+            trained[np.cumsum(lengths, dtype=np.int64) - lengths] = False
+        found[~trained] = 0
+        return found
+
+    def _taken(self, binary: pa.Array, sequences: NDArray[Any]) -> pa.Buffer:
+        import pyarrow as pa
+
+        elements = self.elements[sequences]
+        indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
+        taken = binary.take(indexes)
+        tokens = int(self.lengths[sequences].sum(dtype=np.int64))
+        return taken.buffers()[2].slice(0, tokens * 4)

@@ -19,7 +19,7 @@ from padless.packer.lines import Problem
 from padless.packer.prepared import Prepared, Task
 from padless.packer.render import Renderer
 from padless.packer.several import merge
-from padless.packer.spans import Shield, Spanned, encode_marked, join, take
+from padless.packer.spans import Shield, Spanned, encode_marked, join, reorder
 from padless.packer.template import ChatTemplate
 
 
@@ -82,7 +82,7 @@ class ChunkWork:
         together = pieces[0] if len(pieces) == 1 else join(pieces)
         if any(a > b for a, b in zip(order, order[1:], strict=False)):
             by_record = np.argsort(order, kind="stable")
-            together = join([take(together, int(i)) for i in by_record])
+            together = reorder(together, by_record)
             order = [order[i] for i in by_record]
         sequences = Sequences(np.asarray(order, dtype=np.int64), together, frozenset(chat_records))
         lines, values, weights, problems = apply_policies(self.config, prepared, sequences)

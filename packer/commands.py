@@ -370,37 +370,117 @@ def repack(
 
 @app.command()
 def report(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
+    folders: Annotated[
+        list[Path] | None,
+        Argument(metavar="DIR [DIR2]", help="A packed folder; with a second one, both compared."),
+    ] = None,
     split: Split = None,
     plan: Plan = None,
+    model: Annotated[
+        Path | None, Option(metavar="CONFIG", help="A model's config.json: weighs padding by its FLOPs.")
+    ] = None,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the report as one page that needs nothing else.")
+    ] = None,
+    card: Annotated[
+        bool, Option("--card", help="Write DIR/README.md: a data set card, by which the Hub loads the packs.")
+    ] = False,
+    batches: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Instead of DIR: lengths of a trainer's batches, JSONL or CSV."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Padding utilization: the packs against naive batching and the bound."""
-    from padless.packer.report import build_report, print_report
+    from padless.packer.cost import read_cost
+    from padless.packer.report import build_report
+    from padless.packer.report_view import print_comparison, print_report
 
-    found = build_report(folder, split=split, plan=plan)
+    if batches is not None:
+        from padless.packer.batch_log import print_batches, report_batches
+
+        if folders or html is not None or model is not None or card:
+            raise InputError("--batches FILE stands alone: leave DIR, --html, --card and --model out")
+        log = report_batches(batches)
+        if as_json:
+            _print_json(log)
+        else:
+            print_batches(log, _wrapping())
+        return
+    if not folders:
+        raise InputError("missing: DIR. Usage: pack-dataset report DIR [DIR2], or report --batches FILE")
+    if len(folders) > 2:
+        raise InputError(f"report compares two folders, {len(folders)} were given")
+    if card:
+        from padless.packer.card import write_card
+
+        if len(folders) > 1:
+            raise InputError("--card writes into one folder, and two were given")
+        print(f"written to {write_card(folders[0])}")
+        return
+    cost = read_cost(model) if model is not None else None
+    found = [build_report(folder, split=split, plan=plan, model=cost) for folder in folders]
+    if html is not None:
+        from padless.packer.page import write_page
+        from padless.packer.report_page import comparison_page, report_page
+
+        write_page(html, report_page(found[0]) if len(found) == 1 else comparison_page(found))
     if as_json:
-        _print_json(found)
+        _print_json(found[0] if len(found) == 1 else {"reports": found})
+    elif html is not None:
+        print(f"written to {html}")
+    elif len(found) == 1:
+        print_report(found[0], _wrapping())
     else:
-        print_report(found, _wrapping())
+        print_comparison(found, _wrapping())
 
 
 @app.command()
 def inspect(
     folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
-    pack: Annotated[int, Option(help="Number of the pack.")] = 0,
+    pack: Annotated[
+        list[int] | None, Option(help="Number of the pack; may be given several times. Default: 0.")
+    ] = None,
+    sequence: Annotated[int | None, Option(help="Instead: the pack with this sequence.")] = None,
+    row: Annotated[int | None, Option(help="Instead: the pack with this row of a source, from 0.")] = None,
+    source: Annotated[str | None, Option(help="For --row: the source, by the end of its path.")] = None,
+    text: Annotated[
+        str | None, Option(help="Instead: the first pack with these words, from --pack on.")
+    ] = None,
+    browse: Annotated[
+        bool, Option("--browse", help="Go on with n (next), p (previous), a number, or q (quit).")
+    ] = False,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the packs as one page that needs nothing else.")
+    ] = None,
     split: Split = None,
     plan: Plan = None,
     as_json: Json = False,
 ) -> None:
     """One pack decoded: boundaries, what is trained, where each sequence came from."""
-    from padless.packer.inspect import describe_pack, print_pack
+    from padless.packer.find import find_pack
+    from padless.packer.inspect import browse_packs, describe_pack, print_pack
 
-    found = describe_pack(folder, pack, split=split, plan=plan)
+    numbers = list(dict.fromkeys(pack or [0]))
+    if sequence is not None or row is not None or text is not None:
+        where: dict[str, Any] = dict(sequence=sequence, row=row, source=source, text=text)
+        numbers = [find_pack(folder, **where, first=numbers[0], split=split, plan=plan)]
+    found = [describe_pack(folder, number, split=split, plan=plan) for number in numbers]
+    if html is not None:
+        from padless.packer.inspect_page import inspect_page
+        from padless.packer.page import write_page
+
+        write_page(html, inspect_page(found))
     if as_json:
-        _print_json(found)
+        _print_json(found[0] if len(found) == 1 else {"packs": found})
+    elif html is not None:
+        print(f"written to {html}")
     else:
-        print_pack(found, _wrapping())
+        console = _wrapping()
+        for one in found:
+            print_pack(one, console)
+        if browse:
+            browse_packs(folder, found[-1], console, split=split, plan=plan)
 
 
 @app.command()
@@ -408,12 +488,20 @@ def verify(
     folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
     split: Split = None,
     plan: Plan = None,
+    model: Annotated[
+        Path | None,
+        Option(
+            metavar="CONFIG|FOLDER",
+            help="A model's config.json or its folder: do the data fit it, and does it keep sequences apart? "
+            "(Needs torch and transformers; weights are not read.)",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Check every file, pack and line of a packed folder; exit 1 where one is not as the manifest says."""
     from padless.packer.verify import verify as run_verify
 
-    found = run_verify(folder, split=split, plan=plan)
+    found = run_verify(folder, split=split, plan=plan, model=model)
     if as_json:
         _print_json(found.to_json())
     else:
@@ -471,6 +559,69 @@ def export(
         for note in found.notes:
             print(f"note: {note}")
         print(f"{found.output}/README.md says how to point {target_of(to).reader} at it")
+
+
+@app.command()
+def estimate(
+    sources: Annotated[
+        list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub.")
+    ],
+    tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
+    max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,
+    limit: Annotated[int, Option(help="Take the first records of each source.")] = 2000,
+    format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
+    column: Annotated[
+        list[str] | None, Option(metavar="ROLE=NAME", help="The column that plays a role.")
+    ] = None,
+    split: Split = None,
+    subset: Annotated[str | None, Option(help="Of a data set on the Hub.")] = None,
+    revision: Annotated[str | None, Option(help="Of a data set on the Hub.")] = None,
+    text_by: Annotated[
+        str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
+    ] = "line",
+    template: Annotated[str | None, Option(help="Chat template, as for build.")] = None,
+    system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
+    train_on: Annotated[str, Option(help="auto, all, completion, assistant, last.")] = "auto",
+    expand_turns: Annotated[
+        bool, Option("--expand-turns", help="One sequence for each of the assistant's turns.")
+    ] = False,
+    max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
+    align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
+    workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
+    seed: Annotated[int, Option(help="For the resampling behind the errors.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """What it would give at several lengths and strategies, from a sample; nothing is written."""
+    from padless.packer.estimate import estimate as run_estimate
+    from padless.packer.estimate import print_estimate
+
+    found = run_estimate(
+        PackConfig(
+            sources=tuple(sources),
+            tokenizer=tokenizer,
+            max_length=max_length,
+            output="",
+            limit=limit,
+            format=format,
+            columns=pairs(column, "--column", "ROLE=NAME"),
+            split=split,
+            subset=subset,
+            revision=revision,
+            text_by=text_by,
+            template=template,
+            system=system,
+            train_on=train_on,
+            expand_turns=expand_turns,
+            max_sequences_per_pack=max_sequences_per_pack,
+            align=align,
+            workers=workers,
+            seed=seed,
+        )
+    )
+    if as_json:
+        _print_json(found)
+    else:
+        print_estimate(found, _wrapping())
 
 
 @app.command()

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from padless.packer.advice import FLASH_ROWS
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.extra_columns import GROUP
 from padless.packer.gather import Gather
 from padless.packer.identity import version_of
-from padless.packer.plan import PackPlan, lower_bound, plan_hash
+from padless.packer.plan import PackPlan, lower_bound, most_rows, plan_hash
 from padless.packer.strategies.constraints import padded_lengths
+from padless.packer.strategies.pricing import linear_bound
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.write import Layout, cut_shards, spare_buffers, write_shard
@@ -131,7 +133,7 @@ def write_rest(
             for s, records in zip(facts.sources, lines.records_by_source, strict=True)
         ),
         seed=facts.seed,
-        statistics=_statistics(plan, lines, facts),
+        statistics=_statistics(plan, lines, facts, strategy),
         plan_hash=hashed,
         padless_version=version_of("padless"),
         pyarrow_version=version_of("pyarrow"),
@@ -148,21 +150,26 @@ def _planned(lines: SplitLines, strategy: str) -> dict[str, Any]:
     return {"packed_with": strategy, **grouped}
 
 
-def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts) -> dict[str, Any]:
+def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) -> dict[str, Any]:
     tokens = lines.tokens
+    limits = (padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap)
+    bound = lower_bound(*limits)
+    if strategy == "optimal" and len(plan) > bound:  # a better bound takes a second
+        bound = linear_bound(*limits)
     return {
         "max_length": facts.max_length,
         "records": lines.records,
         "dropped_by_reason": lines.dropped_by_reason,
         "sequences": len(lines.lengths),
         "packs": len(plan),
-        "bound_packs": lower_bound(padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap),
+        "bound_packs": bound,
         "tokens": tokens,
         "trained_tokens": lines.trained,
         "masked_tokens": tokens - lines.trained,
         "cut_tokens": sum(lines.cut_by_reason.values()),
         "cut_by_reason": lines.cut_by_reason,
         "empty_replies": lines.empty_replies,
+        "flash_attention_2_rows": most_rows(plan, lines.lengths, FLASH_ROWS),
     }
 
 

@@ -31,7 +31,8 @@ def run_demo(output: Path | None, console: Console) -> dict[str, Any]:
     # Here and not above: `pack-dataset --help` must not pay for what only this command needs.
     from padless.packer import PackConfig, pack_dataset
     from padless.packer.inspect import describe_pack, print_pack
-    from padless.packer.report import build_report, print_report
+    from padless.packer.report import build_report
+    from padless.packer.report_view import print_report
     from padless.runtime.format import read_manifest
 
     folder = DEFAULT_OUTPUT if output is None else output

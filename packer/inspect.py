@@ -38,7 +38,7 @@ def describe_pack(
         raise InputError(f"there is no pack {index}: {reader.path} {holds}")
     pack = reader[index]
     table = reader.sequence_table(_TABLE_COLUMNS)
-    tokenizer = _tokenizer(reader)
+    tokenizer = folder_tokenizer(reader)
     sequences: list[dict[str, Any]] = []
     offset = 0
     for sequence_id, length in zip(pack.sequence_ids.tolist(), pack.seq_lengths.tolist(), strict=True):
@@ -106,6 +106,32 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
         console.print(body)
 
 
+def browse_packs(
+    path: str | Path,
+    pack: dict[str, Any],
+    console: Console,
+    *,
+    split: str | None = None,
+    plan: str | None = None,
+) -> None:
+    """Ask where to go from a pack, until `q` or the end of the input; at either end it stays."""
+    number, count = pack["pack"], pack["packs"]
+    while True:
+        try:
+            word = console.input("n next, p previous, a number, q quit: ").strip()
+        except EOFError:
+            return
+        if word == "q":
+            return
+        steps = {"n": number + 1, "": number + 1, "p": number - 1}
+        wanted = int(word) if word.isdecimal() else steps.get(word, -1)
+        if not 0 <= wanted < count:
+            console.print(f"there are packs 0 to {count - 1}; this is {number}")
+            continue
+        number = wanted
+        print_pack(describe_pack(path, number, split=split, plan=plan), console)
+
+
 def visible(text: str) -> str:
     r"""The text with control and direction characters as escapes (\x1b, \u202e), newlines kept.
 
@@ -141,7 +167,7 @@ def _decode(ids: Array, tokenizer: Tokenizer | None) -> str:
     return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
 
-def _tokenizer(reader: PackedReader) -> Tokenizer | None:
+def folder_tokenizer(reader: PackedReader) -> Tokenizer | None:
     """The folder's own tokenizer; None where ready-made tokens came without one."""
     name = "tokenizer/tokenizer.json"
     if name not in {file.file for file in reader.manifest.tokenizer_files}:

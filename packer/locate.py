@@ -104,9 +104,9 @@ class LocatedTemplate(ChatTemplate):
             raise RecordError("the chat template renders otherwise once its turns are marked")
         return found
 
-    def render_fast(self, chats: Sequence[Chat], marks: str) -> str:
-        """Many plain conversations at once; RecordError where one of them is not certain."""
-        return self._narrowed(super().render_fast(chats, marks), marks, chats)
+    def render_fast(self, chats: Sequence[Chat], marks: str, opened: Sequence[str] = ()) -> str:
+        """Many conversations at once; RecordError where one of them is not certain."""
+        return self._narrowed(super().render_fast(chats, marks, opened), marks, chats)
 
     def _narrowed(self, raw: str, marks: str, chats: Sequence[Chat]) -> str:
         """Marked whole turns to marked answers: from behind the header through the end token."""

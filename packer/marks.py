@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,8 +64,8 @@ class Marked(NamedTuple):
 def choose_marks(contents: Iterable[str]) -> str | None:
     """Three characters that none of the contents has; None where fewer than three are free."""
     joined = "".join(contents)
-    free = [mark for mark in CANDIDATES if mark not in joined]
-    return "".join(free[:3]) if len(free) >= 3 else None
+    free = "".join(islice((mark for mark in CANDIDATES if mark not in joined), 3))
+    return free if len(free) == 3 else None
 
 
 def leaves(example: Example) -> list[str]:
@@ -91,8 +92,11 @@ def _collect(value: Any, found: list[str]) -> None:
         found.append(value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            found.append(str(key))
-            _collect(item, found)
+            found.append(key if type(key) is str else str(key))
+            if type(item) is str:
+                found.append(item)
+            elif item is not None:
+                _collect(item, found)
     elif isinstance(value, list):
         for item in value:
             _collect(item, found)

@@ -258,12 +258,13 @@ class Build:
                 # Evaluation takes every pack once, on however many ranks.
                 packs_multiple=1 if is_for_evaluation(name) else self.config.packs_multiple,
                 plan_window=self.config.plan_window,
+                # Decreasing orders put like with like. What cuts is shuffled once the fragments have lines.
+                shuffle=strategy not in KEEPS_ORDER | CUTS,
                 groups=groups_of(split.extras, len(split.lengths)),
             )
             if strategy in CUTS:
                 lines[number] = cut(split, plan, blocks(number))
                 plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
-            if strategy not in KEEPS_ORDER:  # decreasing orders put like with like
                 plan = shuffle_packs(plan, self.config.seed)
             plans.append(plan)
         return plans

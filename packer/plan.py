@@ -152,13 +152,9 @@ def _by_parts(occurring: NDArray[np.int64], counts: NDArray[np.int64], max_lengt
 def shuffle_packs(plan: PackPlan, seed: int) -> PackPlan:
     """The same packs in an order drawn from `seed`, so that alike ones do not follow each other.
 
-    Ranks are PCG64's raw 64 bits: numpy keeps those for ever, `Generator.permutation` it may
-    change, and a plan must not depend on numpy's version.
+    A strategy asked for `shuffle` may lay its packs out in this order at once, which costs less.
     """
-    ranks = np.random.PCG64(seed).random_raw(len(plan))
-    moved = np.argsort(ranks)  # [packs] pack that comes at each place
-    if len(plan) and (np.diff(ranks[moved]) == 0).any():  # next to never; a stable sort takes thrice as long
-        moved = np.argsort(ranks, kind="stable")
+    moved = drawn_order(len(plan), seed)
     begins = plan.offsets[:-1][moved]
     offsets = np.zeros_like(plan.offsets)
     np.cumsum(np.diff(plan.offsets)[moved], out=offsets[1:])
@@ -174,6 +170,26 @@ def shuffle_packs(plan: PackPlan, seed: int) -> PackPlan:
     order, starts, lengths = shuffled
     assert order is not None
     return PackPlan(order, offsets, starts, lengths)
+
+
+def drawn_order(packs: int, seed: int) -> Integers:
+    """The pack that comes at each place, [packs], in an order drawn from `seed`.
+
+    Ranks are PCG64's raw 64 bits: numpy keeps those for ever, `Generator.permutation` it may
+    change, and a plan must not depend on numpy's version.
+    """
+    ranks = np.random.PCG64(seed).random_raw(packs)
+    # Sorted by their upper halves in two passes of 16 bits, which numpy sorts by counting; the
+    # few that are equal there are then put right by all 64.
+    high = (ranks >> np.uint64(32)).astype(np.uint32)
+    order = np.argsort(high.astype(np.uint16), kind="stable").astype(index_type(packs))
+    order = order[np.argsort((high >> 16).astype(np.uint16)[order], kind="stable")]
+    same = np.diff(high[order]) == 0
+    if same.any():
+        tied = np.append(same, False) | np.append(False, same)
+        among = order[tied]
+        order[tied] = among[np.argsort(ranks[among], kind="stable")]
+    return order
 
 
 def plan_hash(plan: PackPlan, seq_lengths: ArrayLike, max_length: int) -> str:
@@ -231,6 +247,16 @@ def check_plan(
         begins = offsets[packs] - block.start
         largest = int(np.add.reduceat(tokens.astype(np.int64), begins).max())
         _claim(largest <= max_length, f"a pack holds {largest} tokens of {max_length}")
+
+
+def most_rows(plan: PackPlan, seq_lengths: ArrayLike, beside: int) -> int:
+    """The most that a pack holds in tokens and `beside` for each of its sequences, [N] lengths in tokens."""
+    lengths, most = np.asarray(seq_lengths), 0
+    for packs, block in _blocks(plan.offsets):
+        tokens = lengths[plan.order[block]] if plan.lengths is None else plan.lengths[block]
+        begins = plan.offsets[packs] - block.start
+        most = max(most, int(np.add.reduceat(tokens.astype(np.int64) + beside, begins).max()))
+    return most
 
 
 def _check_parts(order: Integers, starts: Integers, taken: Integers, lengths: Integers) -> None:

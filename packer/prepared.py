@@ -66,6 +66,8 @@ class Prepared:
     eval_records: NDArray[np.bool_] | None = None
     """[records]: which go to the evaluation side by their content; None: all go to the task's split."""
     replaced: int = 0
+    is_clear: bool = False
+    """No text in its records has a control character that JSON must escape, or spells a special token."""
     owners: list[int] | None = None
     """[examples]: the record that each is of; None: every record is one example."""
     verdicts: list[int] = field(default_factory=list)

@@ -44,6 +44,7 @@ class Renderer:
         self.chats = ChatRenderer(config, template, encoder, shield)
         self.columns = Columns(config.columns)
         self._variables = self.columns.named.get(KWARGS, KWARGS)
+        self._shield = shield
         self._normalizes = encoder.normalizes
 
     @property
@@ -57,6 +58,7 @@ class Renderer:
         rows = records.rows[: task.take]
         drops_bad = self.config.on_bad_record == "drop"
         found = Prepared(task, len(rows), records.lines, drops_bad, replaced=records.replaced)
+        found.is_clear = self._shield.is_clear(records.json)
         examples: list[tuple[int, Example]] = []
         convert = self._converter(task.format, rows)
         owners: list[int] | None = None

@@ -1,13 +1,13 @@
 """Chats through the chat template to marked text, each in one render.
 
-Plain chats go through the fast engine, a chunk at once; what is not plain, what a template refuses and what
-spells special tokens goes through jinja2, one by one.
+What the fast engine may see goes through it, a chunk at once; other chats, what a template refuses and what
+spells special tokens go through jinja2, one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
@@ -17,8 +17,17 @@ from padless.packer.locate import located
 from padless.packer.marks import choose_marks, leaves, split_marked
 from padless.packer.prepared import Batch, Prepared
 from padless.packer.refusals import known_roles, lost_calls, unclear_turns, unknown_role
+from padless.packer.sealed import TRIMMED_DIFFERENTLY, sealed, trims_alike
 from padless.packer.spans import Shield, check_no_stand_ins
-from padless.packer.template import TRIMMED_DIFFERENTLY, ChatTemplate, is_plain
+from padless.packer.template import ChatTemplate
+
+
+class Seen(NamedTuple):
+    """Chats for the fast engine, what it sees of them, and what it opened."""
+
+    chats: list[tuple[int, Chat]]
+    views: list[Chat]
+    opened: list[str]
 
 
 class ChatRenderer:
@@ -58,7 +67,8 @@ class ChatRenderer:
             )
         if not self._roles.issuperset([turn["role"] for _, chat in chats for turn in chat.messages]):
             chats = self._allowed(found, chats, lambda chat: unknown_role(chat, self._roles))
-        joined, plain = _joined(chats)
+        joined, plain = _joined(chats, clear=found.is_clear)
+        joined += self.config.system or ""  # which is no record's
         if not plain:
             chats = self._allowed(found, chats, lambda chat: lost_calls(chat, template.source))
         marks = choose_marks([template.fixed_text, joined])
@@ -74,14 +84,29 @@ class ChatRenderer:
                 else:
                     kept.append((record, chat))
             chats = kept
-        if not plain or any(character in joined for character in TRIMMED_DIFFERENTLY):
-            fit = [is_plain(chat) for _, chat in chats]
-            self._render_slow(
-                found, [c for c, fits in zip(chats, fit, strict=True) if not fits], marks, template
-            )
-            chats = [c for c, fits in zip(chats, fit, strict=True) if fits]
-        if not self._render_fast(found, chats, marks, template):
-            self._render_slow(found, chats, marks, template)
+        seen, unseen = self._for_fast(chats, joined, plain=plain)
+        self._render_slow(found, unseen, marks, template)
+        if not self._render_fast(found, seen, marks, template):
+            self._render_slow(found, seen.chats, marks, template)
+
+    def _for_fast(
+        self, chats: list[tuple[int, Chat]], joined: str, *, plain: bool
+    ) -> tuple[Seen, list[tuple[int, Chat]]]:
+        """The chats that the fast engine may see, and the others."""
+        tricky = any(character in joined for character in TRIMMED_DIFFERENTLY)
+        if plain and not tricky:
+            return Seen(chats, [chat for _, chat in chats], []), []
+        assert self.template is not None
+        seen, unseen = Seen([], [], []), []
+        for item in chats:
+            view = sealed(item[1], seen.opened)
+            allowed = view is item[1] or self.template.fast_takes_calls
+            if view is not None and allowed and not (tricky and not trims_alike(item[1])):
+                seen.chats.append(item)
+                seen.views.append(view)
+            else:
+                unseen.append(item)
+        return seen, unseen
 
     def _allowed(
         self, found: Prepared, chats: list[tuple[int, Chat]], refusal: Callable[[Chat], str | None]
@@ -96,17 +121,19 @@ class ChatRenderer:
                 found.bad(record, reason)
         return kept
 
-    def _render_fast(
-        self, found: Prepared, chats: list[tuple[int, Chat]], marks: str, template: ChatTemplate
-    ) -> bool:
-        """Render plain chats at once; False where that cannot be done or is not what jinja2 gives."""
+    def _render_fast(self, found: Prepared, seen: Seen, marks: str, template: ChatTemplate) -> bool:
+        """Render chats at once; False where that cannot be done or is not what jinja2 gives."""
+        chats, views, opened = seen
         if template.fast is None or not chats:
             return not chats
         try:
-            marked = template.render_fast([chat for _, chat in chats], marks)
-            # The second guard: one record of every chunk, against the reference.
-            if not marked.startswith(template.render(chats[0][1], marks)):
-                return False
+            marked = template.render_fast(views, marks, opened)
+            # The second guard: of every chunk one record, and one with calls, against the reference.
+            calling = next((n for n, view in enumerate(views) if view is not chats[n][1]), 0)
+            for number in {0, calling}:
+                text = marked.split(marks[2], number + 1)[number] + marks[2]
+                if text != template.render(chats[number][1], marks):
+                    return False
             self._add(found, chats, marked, marks)
         except Exception:  # a record that the template refuses: the reference finds it
             return False
@@ -167,12 +194,16 @@ class ChatRenderer:
                 found.shielded.append((record, marked, marks, stand_ins))
 
 
-def _joined(chats: list[tuple[int, Chat]]) -> tuple[str, bool]:
-    """All texts of the chats in one, and whether every chat is turns of strings and nothing else."""
-    try:
-        joined = "\n".join([value for _, chat in chats for turn in chat.messages for value in turn.values()])
-    except TypeError:
-        return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
-    if any(chat.tools is not None or chat.variables for _, chat in chats):
-        return "\n".join(leaf for _, chat in chats for leaf in leaves(chat)), False
-    return joined, True
+def _joined(chats: list[tuple[int, Chat]], *, clear: bool) -> tuple[str, bool]:
+    """All texts of the chats in one, and whether every chat is turns of strings and nothing else.
+
+    `clear`: nothing that a text is searched for is in them, so those of other chats need not be collected.
+    """
+    if not any(chat.tools is not None or chat.variables for _, chat in chats):
+        try:
+            return "\n".join(
+                [value for _, chat in chats for turn in chat.messages for value in turn.values()]
+            ), True
+        except TypeError:
+            pass
+    return "" if clear else "\n".join([leaf for _, chat in chats for leaf in leaves(chat)]), False

@@ -30,7 +30,7 @@ def read_table(reader: PackedReader, records: int, sources: int) -> Piece:
     source = np.empty(total, dtype=np.int32)
     lines = np.zeros(total, dtype=LINE)
     end = 0
-    for table in reader.sequence_batches((*numbers, "status", "reason")):
+    for table in reader.sequence_lines((*numbers, "status", "reason"), lines=2**16, coded=True):
         start, end = end, end + table.num_rows
         if end > total:
             break  # the reader is about to complain

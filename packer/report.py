@@ -1,33 +1,39 @@
 """How full the packs are, against naive batching of the same sequences and against the bound.
 
-The share of padding in unpacked training is computed, not estimated by a formula: the stored
-lengths are put into batches of B, each padded to its longest, in seeded random order (the mean of
-some shuffles) and sorted by length. 52,002 lengths at seven sizes and 20 shuffles take 40 ms; above
-200,000 sequences fewer shuffles are made, as their spread is then below a hundredth of a per cent.
+Everything follows from one pass over the sequence table (`measure`): nothing is estimated but the idle
+shares, which go by one epoch's order, and the plans that are tried for large data, which go by some of the
+lengths. What every number means stands in `meanings.py`, and beside the number in every view.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from padless.packer.advice import FLASH_ROWS, warnings_of
+from padless.packer.alternatives import choices_around, try_plans
+from padless.packer.cost import ModelCost
+from padless.packer.duplicates import find_duplicates
+from padless.packer.lengths import Lengths
+from padless.packer.lines import STATUSES
+from padless.packer.measure import Measured, PerPack, measure
 from padless.packer.plan import lower_bound
 from padless.packer.strategies.constraints import padded_lengths
 from padless.runtime.format import Manifest
-from padless.runtime.reader import Array, PackedReader
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from padless.runtime.reader import Array, PackedReader, attention_costs, predicted_idle
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-_SHUFFLED_LENGTHS = 4_000_000
-_SEED = 0
-_WIDEST_HEADS = 64 * 128
-"""Heads x head size of the large models, for which packs should be safe."""
-_QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
+SPEED_UP_BATCH = 8
+RANKS = (2, 8, 64)
+_SHORT = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
+_SPREAD = {"p5": 0.05, "median": 0.5, "p95": 0.95}
+_OF_LENGTHS = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
+UTILIZATION_BINS = 20
+_BINS_PER_DOUBLING = 2
 
 
 def build_report(
@@ -35,204 +41,253 @@ def build_report(
     *,
     split: str | None = None,
     plan: str | None = None,
+    model: ModelCost | None = None,
     batch_sizes: Sequence[int] = BATCH_SIZES,
-    shuffles: int = 20,
 ) -> dict[str, Any]:
     """The report of one split by one of its plans, for `report --json`; shares are fractions.
 
+    With a `model` the gain and the ranks' idle time are those of its FLOPs, otherwise of padding alone.
     Raises SplitError for a folder of splits without `split`, and what opening a folder raises.
     """
     reader = PackedReader(path, split=split, plan=plan)
     manifest = reader.manifest
-    statistics = manifest.statistics | _of_plan(reader)
-    table = reader.sequence_columns("source", "length", "num_targets", "cut", "pack")
-    packs, lengths = reader.pack_sizes()
-    capacity = len(reader) * statistics["max_length"]
-    tokens = int(lengths.sum())
+    found = measure(reader, window=model.window if model is not None else None)
+    facts = manifest.statistics | _planned(reader, found)
+    capacity = len(reader) * facts["max_length"]
+    tokens = int(found.packs.tokens.sum())
+    utilization = tokens / capacity if capacity else 0.0
+    costs = _costs(found, model)
+    align = int(facts["align"])
     report = {
         "path": str(reader.path),
+        "plan": plan,
         "packs": len(reader),
-        "sequences": len(lengths),
+        "sequences": len(found.lengths),
         "tokens": tokens,
-        "max_length": statistics["max_length"],
+        "max_length": facts["max_length"],
+        "strategy": facts["strategy"],
         "capacity": capacity,
-        "utilization": tokens / capacity if capacity else 0.0,
-        "bound_packs": statistics["bound_packs"],
-        "padding": {
-            "random": random_padding(lengths, batch_sizes, shuffles),
-            "grouped": {str(size): padding_share(np.sort(lengths), size) for size in batch_sizes},
-        },
-        "records": statistics["records"],
-        "dropped_by_reason": statistics["dropped_by_reason"],
+        "utilization": utilization,
+        "bound_packs": facts["bound_packs"],
+        "padding": padding_of(found.lengths, batch_sizes),
+        "speed_up": speed_up(found.lengths, utilization, model),
+        "steps": _steps(len(found.lengths), len(reader), batch_sizes),
+        "records": facts["records"],
+        "dropped_by_reason": facts["dropped_by_reason"],
         "tokens_by_fate": {
-            "trained": statistics["trained_tokens"],
-            "masked": statistics["masked_tokens"],
-            "cut": statistics["cut_tokens"],
+            "trained": facts["trained_tokens"],
+            "masked": facts["masked_tokens"],
+            "cut": facts["cut_tokens"],
         },
-        "cut_by_reason": statistics["cut_by_reason"],
-        "by_source": _by_source(manifest, table),
-        "sequences_per_pack": _quantiles(np.bincount(packs)),
-        "max_seqlen": _quantiles(_longest(packs, lengths, len(reader))),
-        "flash_attention_2_backward": _flash_attention_2(packs, lengths),
+        "cut_by_reason": facts["cut_by_reason"],
+        "empty_replies": facts["empty_replies"],
+        "by_source": _by_source(manifest, found),
+        "per_pack": {
+            "sequences": quantiles(found.packs.sequences, _SPREAD),
+            "tokens": quantiles(found.packs.tokens, _SPREAD),
+            "trained_tokens": quantiles(found.packs.targets, _SPREAD),
+            "longest": quantiles(found.packs.longest, _SPREAD),
+            "attention_cost": quantiles(found.packs.squares, _SPREAD),
+        },
+        "sequences_per_pack": quantiles(found.packs.sequences, _SHORT),
+        "max_seqlen": quantiles(found.packs.longest, _SHORT),
+        "pack_utilization": pack_utilization(found.packs.tokens, facts["max_length"]),
+        "sequence_lengths": length_facts(found.lengths),
+        "record_lengths": length_facts(found.before),
+        "idle": {
+            str(ranks): {
+                "random": predicted_idle(costs, ranks, balanced=False),
+                "balanced": predicted_idle(costs, ranks, balanced=True),
+            }
+            for ranks in RANKS
+            if ranks <= len(reader)
+        },
+        "alternatives": try_plans(
+            found.sample,
+            choices_around(facts["strategy"], facts["max_length"], align),
+            max_sequences_per_pack=facts["max_sequences_per_pack"],
+            align=align,
+            times=found.thinned,
+        ),
+        "lengths_tried": {"every": found.thinned, "sequences": len(found.sample)},
+        "duplicates": find_duplicates(reader),
+        "notable": _notable(manifest, found),
+        "flash_attention_2_backward": _flash_attention_2(found.packs),
+        "model": _model(model),
     }
-    return report | {"warnings": _warnings(report, manifest, statistics.get("strategy"))}
+    return report | {"warnings": warnings_of(report, model)}
 
 
-def _of_plan(reader: PackedReader) -> dict[str, Any]:
-    """What a further plan has of its own; nothing for the packs as they are stored."""
+def _planned(reader: PackedReader, found: Measured) -> dict[str, Any]:
+    """How the packs were planned: strategy, cap and align; for a further plan its length and bound too."""
+    options = reader.manifest.options
     if reader.plan is None:
-        return {}
+        return {
+            "strategy": options.get("packed_with", options.get("strategy")),
+            "max_sequences_per_pack": options.get("max_sequences_per_pack"),
+            "align": options.get("align") or 1,
+        }
     facts = reader.plan.facts
-    padded = padded_lengths(reader.pack_sizes()[1], facts["align"])
-    bound = lower_bound(padded, facts["max_length"], facts["max_sequences_per_pack"])
-    return {"max_length": facts["max_length"], "bound_packs": bound, "strategy": facts["strategy"]}
-
-
-def padding_share(lengths: Array, batch_size: int) -> float:
-    """Padding as a share of all tokens when neighbours are batched: [3, 1, 2], 2 -> 2 / 8."""
-    if not len(lengths):
-        return 0.0
-    starts = np.arange(0, len(lengths), batch_size)
-    sizes = np.diff(np.append(starts, len(lengths)))
-    padded = int((np.maximum.reduceat(lengths, starts).astype(np.int64) * sizes).sum())
-    return 1.0 - int(lengths.sum(dtype=np.int64)) / padded
-
-
-def random_padding(lengths: Array, batch_sizes: Sequence[int], shuffles: int) -> dict[str, float]:
-    """The mean padding share over seeded shuffles, for each batch size (as a string)."""
-    generator = np.random.Generator(np.random.PCG64(_SEED))
-    shuffles = max(1, min(shuffles, _SHUFFLED_LENGTHS // max(1, len(lengths))))
-    shares = np.zeros((shuffles, len(batch_sizes)))
-    for row in shares:
-        shuffled = generator.permutation(lengths)
-        row[:] = [padding_share(shuffled, size) for size in batch_sizes]
-    return dict(zip(map(str, batch_sizes), shares.mean(axis=0).tolist(), strict=True))
-
-
-def print_report(report: dict[str, Any], console: Console) -> None:
-    """Print what `build_report` gave, the gain first."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    naive = report["padding"]["random"]
-    size = "8" if "8" in naive else max(naive, key=int, default=None)
-    used = report["utilization"]
-    console.print(f"[bold green]{used:.1%}[/] of a batch is tokens now, {1 - used:.1%} is padding")
-    if size is not None and report["sequences"]:
-        before = 1 - naive[size]
-        console.print(
-            f"[bold]{before:.1%}[/] in batches of {size} padded to their longest: now "
-            f"{used / before:.2f} times as much"
-        )
-    console.print(
-        f"{report['sequences']:,} sequences, {report['tokens']:,} tokens in {report['packs']:,} "
-        f"packs of {report['max_length']:,} (no plan has fewer than {report['bound_packs']:,})"
-    )
-    title = "Padding without packing, in random order or grouped by length"
-    table = Table(title=title, title_justify="left", box=None)
-    for name in ("batch size", "random", "", "grouped", " "):
-        table.add_column(name, justify="left" if not name.strip() else "right")
-    for batch_size, share in naive.items():
-        grouped = report["padding"]["grouped"][batch_size]
-        table.add_row(batch_size, f"{share:.1%}", _bar(share), f"{grouped:.1%}", _bar(grouped))
-    console.print(table)
-    for name in ("records", "tokens_by_fate", "dropped_by_reason", "cut_by_reason"):
-        parts = [f"{key} {count:,}" for key, count in report[name].items() if count]
-        if parts:
-            console.print(escape(f"{name.replace('_', ' ')}: {', '.join(parts)}"))
-    for name in ("sequences_per_pack", "max_seqlen"):
-        spread = ", ".join(f"{key} {value:,}" for key, value in report[name].items())
-        console.print(f"{name.replace('_', ' ')}: {spread}")
-    if len(report["by_source"]) > 1:
-        for source in report["by_source"]:
-            line = f"{source['source']}: {source['records']:,} records, {source['tokens']:,} tokens"
-            console.print(escape(line))
-    for warning in report["warnings"]:
-        console.print(f"[yellow]warning:[/] {escape(warning)}")
-
-
-def _bar(share: float, width: int = 16) -> str:
-    return ("█" * round(share * width)).ljust(width, "·")
-
-
-def _by_source(manifest: Manifest, table: dict[str, Array]) -> list[dict[str, Any]]:
-    """Per source file: records, sequences, tokens, trained and cut tokens."""
-    sources = manifest.sources
-    sums = {
-        "sequences": table["pack"] >= 0,
-        "tokens": table["length"],
-        "trained_tokens": table["num_targets"],
-        "cut_tokens": table["cut"],
+    cap, max_length = facts["max_sequences_per_pack"], facts["max_length"]
+    padded = padded_lengths(np.repeat(found.lengths.values, found.lengths.counts), facts["align"])
+    return {
+        "strategy": facts["strategy"],
+        "max_sequences_per_pack": cap,
+        "align": facts["align"],
+        "max_length": max_length,
+        "bound_packs": lower_bound(padded, max_length, cap),
     }
-    # Sums in float64 are exact up to 2**53 tokens.
-    columns = {
-        name: np.bincount(table["source"], weights=values, minlength=len(sources))
-        for name, values in sums.items()
+
+
+def padding_of(lengths: Lengths, batch_sizes: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Shares of padding by batch size (as a string): random batches, and batches of like lengths."""
+    return {
+        "random": {str(size): lengths.padding(size) for size in batch_sizes},
+        "grouped": {str(size): lengths.grouped_padding(size) for size in batch_sizes},
     }
+
+
+def speed_up(
+    lengths: Lengths, utilization: float, model: ModelCost | None, batch_size: int = SPEED_UP_BATCH
+) -> dict[str, Any] | None:
+    """How much less an epoch costs than in random batches of `batch_size`; None without sequences.
+
+    `linear`: places of tokens, padded against packed (the packs' unused ends count). `quadratic`: squared
+    lengths, of rows padded to their longest against sequences by themselves. `total`: FLOPs of the model.
+    """
+    if not len(lengths) or not utilization:
+        return None
+    padded, places = lengths.padded(batch_size), lengths.tokens / utilization
+
+    def square(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values * values
+
+    found: dict[str, Any] = {
+        "batch_size": batch_size,
+        "linear": padded / places,
+        "quadratic": lengths.padded(batch_size, square) / lengths.total(square),
+        "total": None,
+        "attention_share": None,
+    }
+    if model is not None:
+        attention = lengths.total(model.attention)
+        before = model.linear * padded + lengths.padded(batch_size, model.attention)
+        now = model.linear * places + attention
+        found |= {"total": before / now, "attention_share": attention / now}
+    return found
+
+
+def _model(model: ModelCost | None) -> dict[str, Any] | None:
+    if model is None:
+        return None
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "flops_a_token": model.linear,
+        "flops_a_pair": model.full + model.sliding,
+        "heads": model.heads,
+        "head_size": model.head_size,
+    }
+
+
+def _steps(sequences: int, packs: int, batch_sizes: Sequence[int]) -> dict[str, dict[str, float]]:
+    """By rows of an unpacked step: its steps an epoch, and the packs a step that keep the rows."""
+    if not packs:
+        return {}
+    a_pack = sequences / packs
+    found = {}
+    for size in batch_sizes:
+        packs_a_step = max(1, round(size / a_pack))
+        found[str(size)] = {
+            "unpacked_steps": -(-sequences // size),
+            "packs_per_step": packs_a_step,
+            "rows_per_step": packs_a_step * a_pack,
+            "packed_steps": -(-packs // packs_a_step),
+        }
+    return found
+
+
+def _by_source(manifest: Manifest, found: Measured) -> list[dict[str, Any]]:
+    """Per source file: what became of its records and tokens, why, and the first rows of each reason."""
+    whole = max(1, sum(source.tokens for source in found.sources))
     return [
         {
             "source": info.path,
             "records": info.records,
-            **{name: int(values[number]) for name, values in columns.items()},
+            **{name.replace("fragment", "split"): here.statuses[name] for name in STATUSES},
+            "sequences": here.sequences,
+            "tokens": here.tokens,
+            "share": here.tokens / whole,
+            "trained_tokens": here.trained,
+            "masked_tokens": here.tokens - here.trained,
+            "cut_tokens": here.cut,
+            "dropped_by_reason": here.dropped_by_reason,
+            "cut_by_reason": here.cut_by_reason,
+            "examples": here.examples,
         }
-        for number, info in enumerate(sources)
+        for info, here in zip(manifest.sources, found.sources, strict=True)
     ]
 
 
-def _longest(packs: Array, lengths: Array, num_packs: int) -> Array:
-    longest = np.zeros(num_packs, dtype=lengths.dtype)
-    np.maximum.at(longest, packs, lengths)
-    return longest
+def _notable(manifest: Manifest, found: Measured) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [{**line, "source": manifest.sources[line["source"]].path} for line in lines]
+        for name, lines in found.notable.items()
+    }
 
 
-def _flash_attention_2(packs: Array, lengths: Array) -> dict[str, int]:
-    """The pack that asks most of FlashAttention-2's backward, and the heads x head size it still takes.
+def _costs(found: Measured, model: ModelCost | None) -> Array:
+    """What each pack costs to train on, [packs]; without a model the weights of one of 7 billion."""
+    tokens, squares = found.packs.tokens, found.packs.squares
+    if model is None:
+        return attention_costs(tokens, squares)
+    pairs = (squares + tokens) // 2  # of a token with itself and those before it
+    return model.linear * tokens + model.full * pairs + model.sliding * found.packs.near
 
-    Releases before March 2025 number (tokens + 128 * sequences) * heads * head size, rounded up to 32, in
-    int32 and fault beyond it (fixed by flash-attention's pull request 1500).
-    """
-    if not len(packs):
+
+def length_facts(lengths: Lengths) -> dict[str, Any]:
+    """Quantiles, mean, and a histogram whose bins begin at `edges` (half a doubling each) and end there."""
+    if not len(lengths):
         return {}
-    rows = np.bincount(packs, weights=lengths.astype(np.int64) + 128).astype(np.int64)
-    most = int(rows.max())
+    first = np.floor(np.log2(lengths.values[0]) * _BINS_PER_DOUBLING)
+    last = np.floor(np.log2(lengths.values[-1]) * _BINS_PER_DOUBLING) + 1
+    edges = np.unique(np.ceil(2 ** (np.arange(first, last + 1) / _BINS_PER_DOUBLING)).astype(np.int64))
+    if edges[-1] <= lengths.values[-1]:
+        edges = np.append(edges, lengths.values[-1] + 1)
+    bins = np.searchsorted(edges, lengths.values, side="right") - 1
+    counts, tokens = np.zeros(len(edges) - 1, np.int64), np.zeros(len(edges) - 1, np.int64)
+    np.add.at(counts, bins, lengths.counts)
+    np.add.at(tokens, bins, lengths.counts * lengths.values)
+    return {
+        **{name: lengths.quantile(share) for name, share in _OF_LENGTHS.items()},
+        "max": lengths.longest,
+        "mean": lengths.tokens / len(lengths),
+        "histogram": {"edges": edges.tolist(), "sequences": counts.tolist(), "tokens": tokens.tolist()},
+    }
+
+
+def pack_utilization(tokens: Array, max_length: int) -> dict[str, Any]:
+    """Packs by how full they are: bin k of 20 holds those up to (k + 1) / 20, the last the full ones."""
+    bins = np.clip(-(-tokens * UTILIZATION_BINS // max_length) - 1, 0, UTILIZATION_BINS - 1)
+    edges = [number / UTILIZATION_BINS for number in range(UTILIZATION_BINS + 1)]
+    return {
+        "edges": edges,
+        "packs": np.bincount(bins, minlength=UTILIZATION_BINS).tolist(),
+        "full": int((tokens == max_length).sum()),
+    }
+
+
+def _flash_attention_2(packs: PerPack) -> dict[str, int]:
+    """The pack that asks most of FlashAttention-2's backward, and the heads x head size it still takes."""
+    if not len(packs.tokens):
+        return {}
+    most = int((packs.tokens + FLASH_ROWS * packs.sequences).max())
     return {"rows": most, "heads_times_head_size": (2**31 - 1) // most}
 
 
-def _quantiles(values: Array) -> dict[str, int]:
+def quantiles(values: Array, shares: dict[str, float]) -> dict[str, int]:
+    """Values that are there at some shares of the sorted values; {} where there are none."""
     if not len(values):
         return {}
-    found = np.quantile(values, list(_QUANTILES.values()), method="nearest")
-    return dict(zip(_QUANTILES, found.astype(int).tolist(), strict=True))
-
-
-def _warnings(report: dict[str, Any], manifest: Manifest, planned_with: str | None) -> list[str]:
-    records, fates = report["records"], report["tokens_by_fate"]
-    options, empty_replies = manifest.options, manifest.statistics["empty_replies"]
-    found = []
-    if not report["packs"]:
-        found.append("there are no packs: every record was dropped (see dropped_by_reason)")
-    if records["dropped"]:
-        share = records["dropped"] / records["in"]
-        found.append(f"{records['dropped']:,} of {records['in']:,} records ({share:.2%}) dropped")
-    if fates["cut"]:
-        share = fates["cut"] / (fates["cut"] + report["tokens"])
-        found.append(f"{fates['cut']:,} tokens ({share:.2%}) cut: build with a larger --max-length")
-    if report["tokens"] and not fates["trained"]:
-        found.append("no token is trained: every label is -100 (see --train-on)")
-    if empty_replies:
-        found.append(f"{empty_replies:,} records have an empty reply (--on-empty-reply drop)")
-    flash = report["flash_attention_2_backward"]
-    if flash and flash["heads_times_head_size"] < _WIDEST_HEADS:
-        found.append(
-            f"a pack's tokens and 128 for each of its sequences are {flash['rows']:,}: the backward of "
-            f"FlashAttention-2 before March 2025 fails beyond {flash['heads_times_head_size']:,} heads x head"
-            " size (64 heads of 128 are 8,192): lower --max-sequences-per-pack or --max-length"
-        )
-    # One sequence a pack is asked for, as a rule for evaluation, and not meant to fill anything.
-    strategy = planned_with or options.get("packed_with", options.get("strategy"))
-    if report["packs"] and report["utilization"] < 0.9 and strategy != "none":
-        found.append(
-            f"the packs are {report['utilization']:.1%} full: a larger --max-length or another "
-            "--strategy fills them better"
-        )
-    return found
+    found = np.quantile(values, list(shares.values()), method="nearest")
+    return dict(zip(shares, found.astype(np.int64).tolist(), strict=True))

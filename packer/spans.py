@@ -117,6 +117,23 @@ def take(found: Spanned, index: int) -> Spanned:
     )
 
 
+def reorder(found: Spanned, order: NDArray[np.integer]) -> Spanned:
+    """The texts in another order: text `order[n]` becomes the n-th."""
+    lengths = np.diff(found.offsets)[order]
+    offsets = np.zeros(len(order) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    shift = offsets[:-1] - found.offsets[:-1][order]
+    ids = found.ids[np.arange(len(found.ids)) - np.repeat(shift, lengths)]
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    text = place[found.span_text]
+    spans = np.argsort(text, kind="stable")
+    text = text[spans]
+    return Spanned(
+        ids, offsets, text, found.span_start[spans] + shift[text], found.span_end[spans] + shift[text]
+    )
+
+
 def join(pieces: Sequence[Spanned]) -> Spanned:
     """Several texts' tokens one after the other."""
     if not pieces:
@@ -150,6 +167,9 @@ class Shield:
         self._ids = {text: encoder.files.token_id(text) for text in specials}
         self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
         self._starts = sorted({text[:2] for text in specials})
+        self._json_starts: list[bytes] | None = None
+        if "".join(self._starts).isascii() and not any(c in start for start in self._starts for c in '"\\/'):
+            self._json_starts = [start.encode() for start in self._starts]
 
     def spelled_in(self, contents: Sequence[str]) -> bool:
         """Whether any of the contents spells a special token."""
@@ -162,6 +182,15 @@ class Shield:
     def may_be_spelled_in(self, text: str) -> bool:
         """A quick look: False where no special token can be in it."""
         return any(start in text for start in self._starts)
+
+    def is_clear(self, json: bytes | None) -> bool:
+        """Whether it is seen of a JSON text that none of its texts spells a special token or has a mark.
+
+        Control characters are always escaped as \\u00.., and so may be any other character.
+        """
+        if json is None or b"\\u00" in json or self._json_starts is None:
+            return False
+        return not any(start in json for start in self._json_starts)
 
     def cover(self, value: object, stand_ins: dict[str, str]) -> object:
         """A copy of a record's content in which stand-ins take the place of spelled special tokens."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from padless.packer.advice import flash_warning
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -115,6 +117,9 @@ def print_summary(result: BuildResult, console: Console) -> None:
             f"{name + ': ' if name else ''}{part['packs']:,} packs of {manifest.statistics['max_length']:,}, "
             f"{part['utilization']:.2%} full (at least {part['bound_packs']:,} packs are needed)",
         )
+        warning = flash_warning(manifest.statistics.get("flash_attention_2_rows", 0))
+        if warning is not None:
+            _line(console, f"warning: {warning}")
     if not result.was_finished:
         with_what = f"{result.backends['tokenizer']}, {result.backends['template']}"
         speed = facts["records"] / max(result.seconds, 1e-9)

@@ -2,9 +2,9 @@
 
 `{% generation %}` blocks are rewritten so that the render itself carries a mark before and after each
 (three control characters that nothing in the chunk contains; see packer/marks.py). jinja2, sandboxed,
-is the reference: what transformers does. minijinja is 4 to 8 times faster and renders a whole chunk at
-once, but only records of plain strings take it, and only with a template on which a sample of the real
-input came out equal.
+is the reference: what transformers does (packer/sandbox.py). minijinja is 2 to 4 times faster and renders a
+whole chunk at once, but only records of texts take it (packer/sealed.py tells which), and only with a
+template on which a sample of the real input came out equal.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from padless.packer.errors import InputError
 from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.sealed import Sealed, sealed, trims_alike, unsealed
 
 BUILT_IN = ("chatml", "llama3", "mistral", "gemma", "phi", "qwen", "deepseek")
 """Templates that come along, for chats of text; each is templates/NAME.jinja and marks its answers."""
@@ -27,8 +29,6 @@ _GENERATION = re.compile(r"([ \t]*)\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 OPEN, CLOSE = "padless_open", "padless_close"
 """Variables of a template that hold the first two marks."""
 _END, _BATCH = "padless_end", "padless_batch"
-TRIMMED_DIFFERENTLY = "\x1c\x1d\x1e\x1f"
-"""Python's strip removes these, the other engine's trim leaves them."""
 
 
 def built_in(name: str) -> str:
@@ -85,15 +85,15 @@ class ChatTemplate:
         self._marked = mark_generation(source)
         self._slow = self._jinja2()
         self.fast: Any = None
+        self.fast_takes_calls = False
+        """Whether the fast engine takes conversations with tools and calls, too."""
 
     def _jinja2(self) -> Any:
         from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
+        from padless.packer.sandbox import Sandbox
+
+        environment = Sandbox()
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _no_clock
@@ -105,32 +105,60 @@ class ChatTemplate:
             raise InputError(f"chat template {self.name}{where}: {error}") from error
 
     def enable_fast(self, sample: Sequence[Chat], marks: str) -> bool:
-        """Use minijinja from now on if it renders the sample as jinja2 does."""
-        plain = [chat for chat in sample if is_plain(chat)]
-        if not plain:
-            return False
-        try:
-            import minijinja
+        """Use minijinja from now on if it renders the sample as jinja2 does.
 
-            environment = minijinja.Environment(
-                trim_blocks=True,
-                lstrip_blocks=True,
-                auto_escape_callback=lambda name: None,
-                filters={"tojson": _tojson},
-                globals={"raise_exception": _raise, "strftime_now": _no_clock},
-            )
-            source = re.sub(r"\r?\n\Z", "", self._marked)  # as the engines do at a template's end
-            environment.add_template(
-                "batch",
-                f"{{% for messages, tools in {_BATCH} %}}{{{{ '' }}}}{source}{{{{ {_END} }}}}{{% endfor %}}",
-            )
-            self.fast = environment
-            same = self.render_fast(plain, marks) == "".join(self.render(c, marks) for c in plain)
+        Conversations with tools or calls take it if those in the sample, if any, came out equal too.
+        """
+        opened: list[str] = []
+        plain: list[Chat] = []
+        calling: list[tuple[Chat, Chat]] = []
+        for chat in sample:
+            view = sealed(chat, opened) if trims_alike(chat) else None
+            if view is chat:
+                plain.append(chat)
+            elif view is not None:
+                calling.append((chat, view))
+        try:
+            self.fast = self._minijinja()
+            self.fast_takes_calls = self._agree(calling, marks, opened)
+            if not (self._agree([(chat, chat) for chat in plain], marks, []) and (plain or calling)):
+                self.fast = None
         except Exception:  # anything it does not know: the reference stays
-            same = False
-        if not same:
             self.fast = None
-        return same
+        return self.fast is not None
+
+    def _agree(self, chats: Sequence[tuple[Chat, Chat]], marks: str, opened: list[str]) -> bool:
+        """Whether both engines give the same text for all that the reference does not refuse."""
+        expected: list[str] = []
+        views: list[Chat] = []
+        for chat, view in chats:
+            try:
+                expected.append(self.render(chat, marks))
+                views.append(view)
+            except RecordError:
+                continue
+        try:
+            return not views or self.render_fast(views, marks, opened) == "".join(expected)
+        except Exception:  # it refuses one, looks into what is sealed, or asks for what the engine has not
+            return False
+
+    def _minijinja(self) -> Any:
+        import minijinja
+
+        environment = minijinja.Environment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_escape_callback=lambda name: None,
+            filters={"tojson": _tojson_of_texts},
+            tests={"sequence": _is_sequence},
+            globals={"raise_exception": _raise, "strftime_now": _no_clock},
+        )
+        source = re.sub(r"\r?\n\Z", "", self._marked)  # as the engines do at a template's end
+        environment.add_template(
+            "batch",
+            f"{{% for messages, tools in {_BATCH} %}}{{{{ '' }}}}{source}{{{{ {_END} }}}}{{% endfor %}}",
+        )
+        return environment
 
     def render(self, chat: Chat, marks: str) -> str:
         """One conversation through jinja2; RecordError with the template's own words where it refuses."""
@@ -157,23 +185,21 @@ class ChatTemplate:
                 return asked[len(given) :]
         raise RecordError("its generation prompt is not just added to the conversation")
 
-    def render_fast(self, chats: Sequence[Chat], marks: str) -> str:
-        """Many plain conversations at once, each followed by the end mark."""
+    def render_fast(self, chats: Sequence[Chat], marks: str, opened: Sequence[str] = ()) -> str:
+        """Many conversations at once, as `sealed` gives them with `opened`, each followed by the end mark.
+
+        Raises OpenedError where the template looked into what is sealed; what the engine raises where the
+        template refuses one.
+        """
         batch = [(chat.messages, chat.tools) for chat in chats]
         found: str = self.fast.render_template("batch", **{_BATCH: batch}, **self.variables, **_marks(marks))
+        if opened:
+            raise OpenedError("the template looks into tools or arguments")
         return found
 
 
-def is_plain(chat: Chat) -> bool:
-    """Whether the two engines are held equal on it: turns of strings, nothing that trims differently."""
-    if chat.tools is not None or chat.variables:
-        return False
-    for turn in chat.messages:
-        for value in turn.values():
-            # Anywhere: white space may stand around it, and templates split what they trim.
-            if type(value) is not str or any(character in value for character in TRIMMED_DIFFERENTLY):
-                return False
-    return True
+class OpenedError(Exception):
+    """A template did more with a sealed value than to write it as JSON."""
 
 
 def _marks(marks: str) -> dict[str, str]:
@@ -188,9 +214,38 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as chat templates expect it: nothing escaped for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    if type(value) is Sealed:
+        value = value.value
+    return _writer(ensure_ascii, indent, tuple(separators) if separators else None, sort_keys).encode(value)
+
+
+@lru_cache(64)
+def _writer(
+    ensure_ascii: bool, indent: int | None, separators: tuple[str, str] | None, sort_keys: bool
+) -> json.JSONEncoder:
+    # Values are JSON that was read, so there are no circles in them to look out for.
+    return json.JSONEncoder(
+        check_circular=False,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=unsealed,
     )
+
+
+def _tojson_of_texts(value: Any, *args: Any, **options: Any) -> str:
+    """`_tojson` for the fast engine, in which what is undefined looks like null: jinja2 tells them apart."""
+    if value is None:
+        raise TypeError("null or undefined")
+    return _tojson(value, *args, **options)
+
+
+def _is_sequence(value: Any) -> bool:
+    """As jinja2 has it: whatever has a length and parts. The fast engine leaves texts and dicts out."""
+    if value is None:
+        raise TypeError("null or undefined")
+    return type(value) in (str, list, dict, Sealed)
 
 
 def _raise(message: str) -> None:

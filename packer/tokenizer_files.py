@@ -170,15 +170,11 @@ def _merges(data: bytes) -> slice | None:
     return slice(start, end + 1)
 
 
-_BETWEEN = b'",\n        "'
-"""What stands between the two halves of a merge in a file as `save_pretrained` indents it."""
-
-
 def respell(data: bytes) -> bytes:
     """A tokenizer.json with its merges in the older spelling, "a b" for ["a", "b"]: it loads a fifth faster.
 
-    A line break cannot stand in a JSON string, so on an indented file that is three replacements. A file
-    of any other form is given back as it is.
+    A line break cannot stand in a JSON string, so on a file that `save_pretrained` has indented that is
+    three replacements. A file of any other form is given back as it is.
     """
     where = _merges(data)
     if where is None:
@@ -187,10 +183,11 @@ def respell(data: bytes) -> bytes:
     pairs, more = divmod(merges.count(b"\n") - 1, 4)
     if more or merges.count(b" ") != 28 * pairs + 4:
         return data  # spelled in another way, or a half has a space in it
-    joined = merges.replace(_BETWEEN, b" ")
-    if len(merges) - len(joined) != pairs * (len(_BETWEEN) - 1):
+    lines = merges.translate(None, b" ")
+    joined = lines.replace(b'",\n"', b" ")
+    if len(lines) - len(joined) != 3 * pairs:
         return data
-    joined = joined.replace(b'[\n        "', b'"').replace(b'"\n      ]', b'"')
+    joined = joined.replace(b'"\n],\n[\n"', b'","').replace(b'[\n[\n"', b'["').replace(b'"\n]\n]', b'"]')
     return b"".join((data[: where.start], joined, data[where.stop :]))
 
 

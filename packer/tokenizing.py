@@ -28,6 +28,8 @@ from padless.packer.tokenizer_files import Loading
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc's numbers for these options of mallopt."""
+SAMPLE_TEXTS, SAMPLE_CHARACTERS, LEAST_TEXTS = 256, 2**18, 16
+"""Texts of the first chunk that the tokenizer's backends are compared on."""
 SHADOW_BYTES = 48 * 2**20
 """Rendered text that may be held while the tokenizer loads; inputs below that are done in threads."""
 
@@ -219,7 +221,9 @@ class Tokenizing:
         flags = [False, plain] if chats else [plain, False]
         if len(self.files) == 1 or flags[0] == flags[1]:
             flags = flags[:1]
-        sample = sample[:: max(1, len(sample) // 256)]
+        sample = sample[:: max(1, len(sample) // SAMPLE_TEXTS)]
+        while len(sample) > LEAST_TEXTS and sum(map(len, sample)) > SAMPLE_CHARACTERS:
+            sample = sample[::2]  # long texts: the reference would be what a small build waits for
         work.encoder.prepare_check(loading, sample, flags, at_once=not self._small)
         size = sum(item.size for item in prepared)
         while todo is not None and size < SHADOW_BYTES and not loading.fast.done():

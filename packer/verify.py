@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from padless.packer.errors import InputError
 from padless.runtime.format import (
     IGNORE_INDEX,
     MANIFEST,
     FormatError,
     Manifest,
+    PadlessError,
     SplitsManifest,
     check_file,
     load_manifest,
@@ -60,16 +62,20 @@ class VerifyReport:
         return {"path": self.path, "ok": self.ok, "checks": checks, "warnings": [*self.warnings]}
 
 
-def verify(path: str | Path, *, split: str | None = None, plan: str | None = None) -> VerifyReport:
+def verify(
+    path: str | Path, *, split: str | None = None, plan: str | None = None, model: str | Path | None = None
+) -> VerifyReport:
     """Check a packed folder, or every split of a folder of splits unless one is named.
 
-    Raises NotPackedError, ManifestError, VersionError or SplitError where there is nothing to
-    check; everything else that is wrong is a failed check.
+    With `model`, a config.json or its folder, also that such a model fits the data and keeps sequences apart.
+
+    Raises InputError where there is no such model or no torch; NotPackedError, ManifestError, VersionError or
+    SplitError where there is nothing to check; everything else that is wrong is a failed check.
     """
     folder = Path(path)
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:
-        return _verify_splits(folder, manifest, plan)
+        return _verify_splits(folder, manifest, plan, model)
     folder, packs = open_folder(folder, split)
     checks = [_check("files", lambda: _files(folder, packs))]
     warnings = [
@@ -88,10 +94,14 @@ def verify(path: str | Path, *, split: str | None = None, plan: str | None = Non
             checks.append(_check("account", lambda: _account(packs, table)))
             if plan is not None:
                 checks.append(_check(f"plan {plan}", lambda: _plan(folder, plan, table)))
+            if model is not None:
+                checks.append(_check(f"model {model}", lambda: _model(folder, model)))
     return VerifyReport(path=str(path), checks=tuple(checks), warnings=tuple(warnings))
 
 
-def _verify_splits(folder: Path, manifest: SplitsManifest, plan: str | None) -> VerifyReport:
+def _verify_splits(
+    folder: Path, manifest: SplitsManifest, plan: str | None, model: str | Path | None
+) -> VerifyReport:
     checks, warnings = [], []
     for info in manifest.splits:
         file = folder / info.name / MANIFEST
@@ -102,7 +112,7 @@ def _verify_splits(folder: Path, manifest: SplitsManifest, plan: str | None) -> 
 
         checks.append(_check(f"{info.name}: manifest", same))
         if checks[-1].ok:
-            report = verify(folder / info.name, plan=plan)
+            report = verify(folder / info.name, plan=plan, model=model)
             checks += [
                 Check(name=f"{info.name}: {check.name}", ok=check.ok, detail=check.detail)
                 for check in report.checks
@@ -114,7 +124,9 @@ def _verify_splits(folder: Path, manifest: SplitsManifest, plan: str | None) -> 
 def _check(name: str, run: Callable[[], str]) -> Check:
     try:
         return Check(name=name, ok=True, detail=run())
-    except FormatError as problem:
+    except InputError:
+        raise
+    except PadlessError as problem:
         return Check(name=name, ok=False, detail=str(problem))
 
 
@@ -222,6 +234,19 @@ def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
     fullest = int(np.diff(ends[found.offsets]).max(initial=0))
     _require(fullest <= limit, f"a pack holds {fullest:,} tokens, max_length is {limit:,}")
     return f"{len(found.sequences):,} sequences in {len(found):,} packs of at most {limit:,}"
+
+
+def _model(folder: Path, model: str | Path) -> str:
+    """The model fits the data, and one of its kind keeps packed sequences apart."""
+    if not Path(model).exists():
+        raise InputError(f"{model} does not exist; --model is a model's config.json or the folder it lies in")
+    try:
+        from padless.runtime.model_verify import verify_model
+    except ImportError as missing:
+        raise InputError(
+            f"--model runs a model and {missing.name} is missing: pip install 'padless[train]'"
+        ) from None
+    return verify_model(model, folder)
 
 
 def _records(reader: PackedReader, table: dict[str, Array]) -> str:

@@ -6,8 +6,8 @@
                          labels        [_ a a _   _ c]   _ is -100, also at each sequence's start
 
 There is no attention mask on purpose: an all-ones mask makes transformers attend across sequences.
-At 2,048 tokens a batch the calls cost more than the bytes, so every array is written by one numpy
-call, and the tensors are views of these arrays.
+What comes from anywhere is checked here; a stream's own packs were checked by the reader and take the
+short way of `gather`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,14 @@ import numpy as np
 import torch
 
 from padless.runtime.arrays import Array
+from padless.runtime.assemble import MAX_TOKENS, assemble, join
 from padless.runtime.batch import Pack, derived_labels
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
-from padless.runtime.reader import PackedReader
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo
 from padless.runtime.varlen_batch import VarlenBatch
 
-__all__ = ["VarlenBatch", "collate", "gather", "pack_from_row"]
-
-
-_MAX_TOKENS = 2**31 - 1
-_BLOCK = 1 << 14
-_count_up: dict[type, Array] = {kind: np.arange(4096, dtype=kind) for kind in (np.int64, np.int32)}
+__all__ = ["VarlenBatch", "collate", "pack_from_row"]
 
 
 def collate(packs: Sequence[Pack | Mapping[str, Any]], *, columns: Iterable[ColumnInfo] = ()) -> VarlenBatch:
@@ -45,9 +40,9 @@ def collate(packs: Sequence[Pack | Mapping[str, Any]], *, columns: Iterable[Colu
         raise CollateError("there are no packs to collate; give at least one")
     levels = {column.name: column.level for column in columns}
     chosen = [pack if isinstance(pack, Pack) else pack_from_row(pack, levels) for pack in packs]
-    lengths = _join([pack.seq_lengths for pack in chosen])
+    lengths = join([pack.seq_lengths for pack in chosen])
     _check(chosen, lengths)
-    batch = _assemble(
+    batch = assemble(
         ids=[pack.input_ids for pack in chosen],
         labels=[pack.labels for pack in chosen],
         lengths=lengths,
@@ -58,88 +53,6 @@ def collate(packs: Sequence[Pack | Mapping[str, Any]], *, columns: Iterable[Colu
     if chosen[0].extras or len(chosen) > 1:
         batch.update(_extras(chosen))
     return batch
-
-
-def gather(reader: PackedReader, numbers: Sequence[int]) -> VarlenBatch:
-    """`collate([reader[number] for number in numbers])`, straight from the columns.
-
-    The reader has checked its record batches, so that a pack costs some slices here: no Pack is
-    made and nothing is checked again. Further columns and packs of a plan take the other way.
-    """
-    if reader.plan is not None or not numbers:
-        return collate([reader[number] for number in numbers])
-    ids: list[Array] = []
-    labels: list[Array] = []
-    lengths: list[Array] = []
-    sequence_ids: list[Array] = []
-    num_targets = longest = tokens = 0
-    for number in numbers:
-        batch, row = reader.place(number)
-        if batch.extra_levels:
-            return collate([reader[number] for number in numbers])
-        values, offsets = batch.values, batch.offsets["input_ids"]
-        # `item` gives a Python number at once; an element of an array is an object of its own.
-        start, end = offsets.item(row), offsets.item(row + 1)
-        ids.append(values["input_ids"][start:end])
-        if "labels" in values:
-            labels.append(values["labels"][start:end])
-        tokens += end - start
-        offsets = batch.offsets["seq_lengths"]
-        start, end = offsets.item(row), offsets.item(row + 1)
-        lengths.append(values["seq_lengths"][start:end])
-        sequence_ids.append(values["sequence_ids"][start:end])
-        num_targets += values["num_targets"].item(row)
-        longest = max(longest, values["max_seqlen"].item(row))
-    if tokens > _MAX_TOKENS:
-        return collate([reader[number] for number in numbers])
-    return _assemble(
-        ids=ids,
-        labels=labels,
-        lengths=_join(lengths),
-        sequence_ids=sequence_ids,
-        longest=longest,
-        num_targets=num_targets,
-    )
-
-
-def _assemble(
-    *,
-    ids: Sequence[Array],
-    labels: Sequence[Array],
-    lengths: Array,
-    sequence_ids: Sequence[Array],
-    longest: int,
-    num_targets: int,
-) -> VarlenBatch:
-    """The batch of packs whose boundaries are right; no labels are the ids but for the starts."""
-    sequences = len(lengths)
-    boundaries = np.zeros(sequences + 1, dtype=np.int64)
-    np.add.accumulate(lengths, out=boundaries[1:])
-    starts, tokens = boundaries[:-1], boundaries.item(sequences)
-    # One block for the long arrays, in sizes that come again: otherwise the allocator gives memory
-    # back to the system with every batch, and new pages cost several times what it takes to fill
-    # them (8 packs of 8,192 tokens: 190 page faults and 1 ms, now none).
-    block = np.empty(-(-3 * tokens // _BLOCK) * _BLOCK, dtype=np.int64)
-    input_ids, all_labels = block[:tokens], block[tokens : 2 * tokens]
-    position_ids = block[2 * tokens : 3 * tokens]
-    _fill(input_ids, ids)
-    _fill(all_labels, labels or [input_ids])
-    all_labels[starts] = IGNORE_INDEX
-    np.subtract(_counting(tokens), starts.repeat(lengths), out=position_ids)
-    seq_idx = _counting(sequences, np.int32).repeat(lengths)
-    cu_seq_lens = torch.from_numpy(boundaries.astype(np.int32))
-    return VarlenBatch(
-        input_ids=torch.from_numpy(input_ids[None]),
-        labels=torch.from_numpy(all_labels[None]),
-        position_ids=torch.from_numpy(position_ids[None]),
-        cu_seq_lens_q=cu_seq_lens,
-        cu_seq_lens_k=cu_seq_lens,
-        max_length_q=longest,
-        max_length_k=longest,
-        seq_idx=torch.from_numpy(seq_idx[None]),
-        sequence_ids=torch.from_numpy(_join(sequence_ids)),
-        num_targets=num_targets,
-    )
 
 
 def pack_from_row(row: Mapping[str, Any], levels: Mapping[str, str]) -> Pack:
@@ -190,9 +103,9 @@ def _check(packs: Sequence[Pack], lengths: Array) -> None:
     ends = lengths.cumsum()
     if not len(lengths) or lengths.min() < 1:
         raise CollateError(f"seq_lengths {_few(lengths)} hold an empty sequence; each has at least 1 token")
-    if tokens > _MAX_TOKENS:
+    if tokens > MAX_TOKENS:
         raise CollateError(
-            f"a batch of {tokens} tokens is over {_MAX_TOKENS}, where int32 boundaries end; "
+            f"a batch of {tokens} tokens is over {MAX_TOKENS}, where int32 boundaries end; "
             "put fewer packs in it"
         )
     sequence = token = 0
@@ -239,28 +152,6 @@ def _extras(packs: Sequence[Pack]) -> dict[str, Any]:
             raise CollateError(f"nothing says whether {name} is per token, sequence or pack: {level!r}")
         joined[name] = value.tolist() if value.dtype.kind in "OSU" else torch.from_numpy(value)
     return joined
-
-
-def _fill(row: Array, arrays: Sequence[Array]) -> None:
-    """Write arrays behind each other into a row of int64 that is as long as all of them."""
-    if len(arrays) == 1:
-        row[:] = arrays[0]
-    else:
-        np.concatenate(arrays, out=row)
-
-
-def _counting(count: int, kind: type = np.int64) -> Array:
-    """0, 1, 2, ..., read-only: kept from batch to batch, since making it costs a pass."""
-    known = _count_up[kind]
-    if len(known) < count:
-        _count_up[kind] = known = np.arange(2 * count, dtype=kind)
-        known.flags.writeable = False
-    return known[:count]
-
-
-def _join(arrays: Sequence[Array]) -> Array:
-    """Arrays behind each other as int64, in memory of their own."""
-    return arrays[0].astype(np.int64) if len(arrays) == 1 else np.concatenate(arrays, dtype=np.int64)
 
 
 def _few(values: Array) -> str:

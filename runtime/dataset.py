@@ -21,6 +21,7 @@ from padless.runtime.batch import Pack
 from padless.runtime.errors import StreamError
 from padless.runtime.order import Numbers, Position, StepOrder, attention_costs
 from padless.runtime.reader import PackedReader
+from padless.runtime.shard_order import ShardShuffle
 
 
 class PackedDataset(Dataset[Pack]):
@@ -68,7 +69,7 @@ class PackBatchSampler(Sampler[list[int]]):
         world_size: int,
         packs_per_batch: int = 1,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         balance: str | None = None,
     ) -> None:
         """Order the packs of a data set; raises StreamError."""
@@ -110,7 +111,7 @@ def step_order(
     packs_per_batch: int,
     world_size: int,
     seed: int,
-    shuffle: bool,
+    shuffle: bool | str,
     balance: str | None,
 ) -> StepOrder:
     """The order of a reader's packs in steps of all ranks; raises StreamError for wrong options."""
@@ -120,15 +121,29 @@ def step_order(
         raise StreamError(f"world_size is {world_size}; there is at least 1 rank")
     if balance not in (None, "attention"):
         raise StreamError(f"balance is {balance!r}; it is None or 'attention'")
+    if shuffle not in (True, False, "shards"):
+        raise StreamError(f"shuffle is {shuffle!r}; it is True, False or 'shards'")
     if not 0 <= seed < 2**62:
         raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
     return StepOrder(
         num_packs=len(reader),
         group=packs_per_batch * world_size,
         seed=seed,
-        shuffle=shuffle,
+        shuffle=bool(shuffle),
         costs=pack_costs(reader) if balance else None,
+        near=_shard_shuffle(reader, seed) if shuffle_of(reader, shuffle) == "shards" else None,
     )
+
+
+def shuffle_of(reader: PackedReader, shuffle: bool | str) -> bool | str:
+    """How packs are shuffled: what lies behind a URL shard by shard."""
+    return "shards" if shuffle is True and reader.remote is not None else shuffle
+
+
+def _shard_shuffle(reader: PackedReader, seed: int) -> ShardShuffle:
+    if reader.plan is not None:
+        raise StreamError("shuffle='shards' goes by stored packs and plan= by others; give one of them")
+    return ShardShuffle(shard_packs=tuple(shard.packs for shard in reader.manifest.shards), seed=seed)
 
 
 def pack_costs(reader: PackedReader) -> Numbers:

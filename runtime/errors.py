@@ -51,8 +51,20 @@ class PlanError(FormatError):
     """A plan that is not there, or was not made for this folder."""
 
 
+class RemoteError(FormatError):
+    """A file behind a URL that cannot be read for a reason of its file system: network, rights, no driver."""
+
+
 class CollateError(PadlessError, ValueError):
     """What should become a batch is no pack, or contradicts itself."""
+
+
+class ModelError(PadlessError, ValueError):
+    """A model, or a call of one, in which packed sequences would not stay apart."""
+
+
+class IsolationError(ModelError):
+    """A model in which a packed sequence was seen to depend on its neighbours."""
 
 
 class StreamError(PadlessError, ValueError):
@@ -61,3 +73,11 @@ class StreamError(PadlessError, ValueError):
 
 class StateError(PadlessError, ValueError):
     """A saved position that belongs to another data set, seed or version."""
+
+
+class AttentionError(PadlessError, ValueError):
+    """A call of attention that contradicts itself, or boundaries that do not fit its tokens."""
+
+
+class BackendError(AttentionError):
+    """An attention backend that was asked for and cannot do the call."""

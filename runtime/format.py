@@ -20,6 +20,7 @@ from padless.runtime.errors import (
     NotPackedError,
     PadlessError,
     PlanError,
+    RemoteError,
     SplitError,
     StateError,
     StreamError,
@@ -70,6 +71,7 @@ __all__ = [
     "NotPackedError",
     "PadlessError",
     "PlanError",
+    "RemoteError",
     "ShardInfo",
     "SourceInfo",
     "SplitError",
@@ -80,18 +82,21 @@ __all__ = [
     "TableInfo",
     "TruncatedFileError",
     "VersionError",
+    "check_bytes",
     "check_file",
     "checksum_bytes",
     "checksum_file",
     "column_problem",
     "load_manifest",
     "open_folder",
+    "parse_manifest",
     "parse_type",
     "read_manifest",
     "schema_of",
     "sequence_table_schema",
     "shard_columns",
     "shard_schema",
+    "split_info",
 ]
 
 IGNORE_INDEX = -100
@@ -109,9 +114,14 @@ def load_manifest(folder: str | Path) -> Manifest | SplitsManifest:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise NotPackedError(_why_not_packed(Path(folder))) from None
-    if load(data, str(path), None).text("kind") == "splits":
-        return SplitsManifest.from_json(data, str(path))
-    return Manifest.from_json(data, str(path))
+    return parse_manifest(data, str(path))
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest | SplitsManifest:
+    """A manifest of either kind out of its file's bytes; raises what `Manifest.from_json` raises."""
+    if load(data, where, None).text("kind") == "splits":
+        return SplitsManifest.from_json(data, where)
+    return Manifest.from_json(data, where)
 
 
 def open_folder(folder: str | Path, split: str | None = None) -> tuple[Path, Manifest]:
@@ -125,20 +135,27 @@ def open_folder(folder: str | Path, split: str | None = None) -> tuple[Path, Man
         if split is not None:
             raise SplitError(f"{folder} is a single split: leave split={split!r} out")
         return folder, manifest
-    listed = ", ".join(manifest.names) or "none"
-    if split is None:
-        first = manifest.names[0] if manifest.names else "train"
-        raise SplitError(
-            f"{folder} is a folder of splits ({listed}): name one, as {folder / first} or as split={first!r}"
-        )
-    info = next((info for info in manifest.splits if info.name == split), None)
-    if info is None:
-        raise SplitError(f"{folder} has no split {split!r}; it has: {listed}")
+    info = split_info(manifest, split, str(folder))
+    split = info.name
     chosen = load_manifest(folder / split)
     check_file(folder / split / MANIFEST, info.bytes, info.checksum)
     if isinstance(chosen, SplitsManifest):
         raise SplitError(f"{folder / split} is itself a folder of splits: open it by its own path")
     return folder / split, chosen
+
+
+def split_info(manifest: SplitsManifest, split: str | None, folder: str) -> SplitInfo:
+    """The split asked for; raises SplitError, listing what there is, where none or an unknown one is."""
+    listed = ", ".join(manifest.names) or "none"
+    if split is None:
+        first = manifest.names[0] if manifest.names else "train"
+        raise SplitError(
+            f"{folder} is a folder of splits ({listed}): name one, as {folder}/{first} or as split={first!r}"
+        )
+    info = next((info for info in manifest.splits if info.name == split), None)
+    if info is None:
+        raise SplitError(f"{folder} has no split {split!r}; it has: {listed}")
+    return info
 
 
 def read_manifest(folder: str | Path, split: str | None = None) -> Manifest:
@@ -162,6 +179,14 @@ def checksum_file(path: str | Path) -> str:
         while piece := file.read(8 << 20):
             digest.update(piece)
     return f"xxh3:{digest.hexdigest()}"
+
+
+def check_bytes(data: bytes, name: str, size: int, checksum: str) -> None:
+    """See that a file's bytes are as listed; raises TruncatedFileError or ChecksumError."""
+    if len(data) != size:
+        raise TruncatedFileError(f"{name} has {len(data)} bytes, {size} are listed; copy the folder again")
+    if (found := checksum_bytes(data)) != checksum:
+        raise ChecksumError(f"{name} is {found}, {checksum} is listed; copy the folder again")
 
 
 def check_file(path: Path, size: int, checksum: str | None = None) -> None:

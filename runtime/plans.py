@@ -2,7 +2,7 @@
 
 A plan file names sequences; where their tokens lie says the sequence table. A pack is put together from
 slices of stored packs, so it costs a copy, and reads from as many places as it has sequences. Nothing but
-the plan and 12 bytes a sequence is held.
+the plan and 12 bytes a sequence is held. A plan is read from its file, or made anew for an epoch.
 """
 
 from __future__ import annotations
@@ -96,6 +96,38 @@ def read_plan(folder: Path, manifest: Manifest, name: str) -> Plan:
     if cut:
         raise PlanError(f"{path} cuts sequences, which this padless does not read; {way_out}")
     return Plan(name=name, sequences=sequences, offsets=offsets, facts=facts)
+
+
+def fresh_plan(manifest: Manifest, lengths: Array, strategy: str, *, seed: int, epoch: int) -> Plan:
+    """The plan of an epoch: the folder's sequences packed anew, by a strategy's name, from (seed, epoch).
+
+    `lengths` [lines of the sequence table], 0 where dropped. The folder's own length and constraints hold.
+    Raises PlanError for a strategy that there is not or that cuts sequences, and where groups share packs.
+    """
+    # Planning belongs to the packer; only who replans needs it.
+    from padless.packer.strategies import CUTS, STRATEGIES  # noqa: TID251
+
+    names = [name for name in STRATEGIES if name not in CUTS]
+    if strategy not in names:
+        raise PlanError(f"replan is {strategy!r}; it is None or one of {', '.join(names)}")
+    if any(column.name == "pair_id" for column in manifest.columns):
+        raise PlanError("replan would part the pairs of this folder (it has pair_id): leave replan out")
+    lines = np.flatnonzero(lengths)
+    options = manifest.options
+    drawn = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    plan = STRATEGIES[strategy](
+        lengths[lines],
+        int(manifest.statistics["max_length"]),
+        max_sequences_per_pack=options.get("max_sequences_per_pack"),
+        align=options.get("align") or 1,
+        packs_multiple=options.get("packs_multiple") or 1,
+        plan_window=options.get("plan_window"),
+        seed=int(drawn[0]),
+    )
+    sequences = lines[plan.order].astype(np.int64)
+    facts = {"strategy": strategy, "seed": seed, "epoch": epoch}
+    facts |= {"plan_hash": columns_hash(sequences, plan.offsets)}
+    return Plan(name=f"{strategy} of epoch {epoch}", sequences=sequences, offsets=plan.offsets, facts=facts)
 
 
 class PlannedPacks:

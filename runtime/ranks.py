@@ -36,14 +36,21 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 def refuse_to_be_split() -> None:
     """Raise StreamError where accelerate would split the stream, which is one rank's part, again."""
+    if name := is_called_by(*_SPLITTERS):
+        raise StreamError(
+            f"this PackedStream is read by {name}, which would split it over the ranks once more, "
+            "or cut its batches apart, and part of the data would never be seen. Use "
+            "PackedDataset with collate as the data collator, or keep the loader of the stream "
+            "out of accelerator.prepare() and call batch.to(device) yourself"
+        )
+
+
+def is_called_by(*names: str) -> str | None:
+    """The class, of those named, that a method of runs while this is called; None where none does."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         name = type(frame.f_locals.get("self")).__name__
-        if name in _SPLITTERS:
-            raise StreamError(
-                f"this PackedStream is read by {name}, which would split it over the ranks once more, "
-                "or cut its batches apart, and part of the data would never be seen. Use "
-                "PackedDataset with collate as the data collator, or keep the loader of the stream "
-                "out of accelerator.prepare() and call batch.to(device) yourself"
-            )
+        if name in names:
+            return name
+    return None

@@ -4,8 +4,9 @@
     reader[0].input_ids, len(reader), reader.manifest.statistics["packs"]
 
 Opening reads the manifest and looks at every shard's size; a shard is mapped at its first touch
-and a record batch is checked at its own. That one pass over a batch is the price of never reading
-through a bad offset (which would end the process); what comes after are slices of the mapped file.
+and a record batch is checked at its own, its tokens when packs near them are asked for. Those passes are the
+price of never reading through a bad offset (which would end the process); what comes after are slices of
+the mapped file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
@@ -31,20 +32,29 @@ from padless.runtime.format import (
     ChecksumError,
     ForeignFileError,
     Manifest,
+    PlanError,
+    ShardInfo,
+    TableInfo,
     TruncatedFileError,
     check_file,
     open_folder,
     parse_type,
     sequence_table_schema,
 )
+from padless.runtime.order import attention_costs, predicted_idle
 from padless.runtime.plans import (
     PLAN_METADATA,
     Plan,
     PlannedPacks,
     columns_hash,
+    fresh_plan,
     read_plan,
     tables_hash,
 )
+from padless.runtime.shard_order import WINDOW_SHARDS
+
+if TYPE_CHECKING:
+    from padless.runtime.remote import RemoteFolder
 
 __all__ = [
     "PLAN_METADATA",
@@ -52,15 +62,18 @@ __all__ = [
     "Pack",
     "PackBatch",
     "PackedReader",
+    "attention_costs",
     "column_to_numpy",
     "columns_hash",
+    "predicted_idle",
     "tables_hash",
 ]
 
 # Decompressed batches live in memory (32 MiB of tokens and as much again of labels); mapped ones
 # are the operating system's, and are all kept.
 _KEPT_COPIES = 4
-_LINES_AT_A_TIME = 2**16
+# Of a URL two windows of shards stay open.
+_KEPT_SHARDS = 2 * WINDOW_SHARDS
 _HASHED_AT_A_TIME = 8 << 20
 _WAY_OUT = "copy the folder again, or rebuild it with pack-dataset build --force"
 
@@ -79,16 +92,33 @@ class PackedReader:
         """Open a folder; `verify` reads every file and compares checksums.
 
         Raises NotPackedError, VersionError, ManifestError, SplitError, PlanError,
-        MissingFileError, TruncatedFileError or ChecksumError.
+        MissingFileError, TruncatedFileError or ChecksumError; of a URL RemoteError, and what is wrong
+        with a shard when it is read.
         """
+        if "://" in str(path):
+            from padless.runtime.remote import RemoteFolder
+
+            remote, manifest = RemoteFolder(str(path)).open(split)
+            if plan is not None:
+                raise PlanError(
+                    f"plan={plan!r} needs a local folder: copy {remote.url} first, or leave plan out"
+                )
+            for file in manifest.files if verify else ():
+                remote.fetch(file)
+            self._open(remote.cache.folder, manifest, None, remote)
+            return
         folder, manifest = open_folder(Path(path).absolute(), split)
         found = None if plan is None else read_plan(folder, manifest, plan)
         for file in manifest.files if verify else manifest.shards:
             check_file(folder / file.file, file.bytes, file.checksum if verify else None)
         self._open(folder, manifest, found)
 
-    def _open(self, folder: Path, manifest: Manifest, plan: Plan | None) -> None:
+    def _open(
+        self, folder: Path, manifest: Manifest, plan: Plan | None, remote: RemoteFolder | None = None
+    ) -> None:
         self.path = folder
+        """The folder; of a URL the one where its files come to lie."""
+        self.remote = remote
         self.plan = plan
         self._planned: PlannedPacks | None = None
         self.manifest = manifest
@@ -104,11 +134,24 @@ class PackedReader:
         self._copies: OrderedDict[int, PackBatch] = OrderedDict()
         self._lock = Lock()
 
+    def replanned(self, strategy: str, *, seed: int, epoch: int) -> PackedReader:
+        """The same sequences in the packs of a fresh plan for an epoch, the files being open already.
+
+        Raises PlanError for a strategy that cannot be used so, and what reading the sequence table raises.
+        """
+        lengths = self.sequence_columns("length")["length"]
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        found.plan = fresh_plan(self.manifest, lengths, strategy, seed=seed, epoch=epoch)
+        found._planned = None
+        return found
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "manifest": self.manifest, "plan": self.plan}
+        kept = {"path": self.path, "manifest": self.manifest, "plan": self.plan, "remote": self.remote}
+        return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._open(state["path"], state["manifest"], state["plan"])
+        self._open(state["path"], state["manifest"], state["plan"], state["remote"])
 
     def __len__(self) -> int:
         if self.plan is not None:
@@ -136,8 +179,40 @@ class PackedReader:
         For whoever takes columns of many packs at once; raises what indexing raises.
         """
         which = bisect_right(self._ends, number)
-        batch = self.batch(which)
-        return batch, number - self._ends[which] + batch.num_packs
+        batch = self._mapped.get(which) or self._opened(which)
+        row = number - self._ends[which] + batch.num_packs
+        if not batch.is_checked[row // batch.block]:
+            try:
+                batch.check(row)
+            except BatchError as problem:
+                raise self._damaged(which, problem) from None
+        return batch, row
+
+    @property
+    def batch_ends(self) -> list[int]:
+        """How many packs there are up to the end of each record batch, over all shards."""
+        return self._ends
+
+    def mapped_batch(self, which: int) -> PackBatch | None:
+        """Record batch `which`, where it is open and a view of its file: a local one stays for good."""
+        return self._mapped.get(which)
+
+    @property
+    def location(self) -> str:
+        """The folder or the URL, for messages."""
+        return str(self.path) if self.remote is None else self.remote.url
+
+    def read_ahead(self, shards: Sequence[int]) -> None:
+        """Fetch shards of a URL in the background, in this order; nothing of a local folder."""
+        if self.remote is not None:
+            self.remote.read_ahead([self.manifest.shards[shard] for shard in shards])
+
+    def _local(self, info: ShardInfo | TableInfo) -> Path:
+        """A listed file where it can be opened: of its size, from a URL of its checksum too."""
+        if self.remote is not None:
+            return self.remote.fetch(info)
+        check_file(self.path / info.file, info.bytes)
+        return self.path / info.file
 
     def _by_plan(self, plan: Plan) -> PlannedPacks:
         if self._planned is None:
@@ -168,10 +243,16 @@ class PackedReader:
         return (self.batch(which) for which in range(len(self._batches)))
 
     def batch(self, which: int) -> PackBatch:
-        """Record batch number `which` over all shards, checked at its first touch."""
-        found = self._mapped.get(which)
-        if found is not None:
-            return found
+        """Record batch number `which` over all shards, checked to the last token."""
+        found = self._opened(which)
+        try:
+            found.check_all()
+        except BatchError as problem:
+            raise self._damaged(which, problem) from None
+        return found
+
+    def _opened(self, which: int) -> PackBatch:
+        """Record batch `which`, whose tokens may still have to be checked."""
         with self._lock:
             found = self._mapped.get(which) or self._copies.get(which)
             if found is None:
@@ -188,43 +269,38 @@ class PackedReader:
 
         Raises ForeignFileError where a part is not as the format says, and what a bad file raises.
         """
-        import pyarrow.parquet as pq
-
         schema = sequence_table_schema()
         names = list(columns) if columns is not None else schema.names
+        parts = list(self.sequence_lines(names, lines=2**30))
         schema = pa.schema([schema.field(name) for name in names])
-        parts = []
-        for info in self.manifest.sequence_tables:
-            path = self.path / info.file
-            check_file(path, info.bytes)
-            with _told(path), pq.ParquetFile(path) as file:
-                part = file.read(names)
-                part.validate(full=True)
-                parts.append(part.select(names).cast(schema))
-            _check_lines(path, part.num_rows, info.lines)
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
-    def sequence_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Some columns of the sequence table, a row group or so at a time, strings as dictionaries.
+    def sequence_lines(
+        self, columns: Sequence[str], *, lines: int = 2**18, coded: bool = False
+    ) -> Iterator[pa.Table]:
+        """The sequence table in order, at most so many `lines` at a time: for tables larger than memory.
 
-        For whoever goes over a large table once; raises what `sequence_table` does.
+        `coded`: strings come as dictionaries. Raises as `sequence_table` does, a wrong number of lines once
+        they were read.
         """
         import pyarrow.parquet as pq
 
         fields = [sequence_table_schema().field(name) for name in columns]
-        strings = [field.name for field in fields if pa.types.is_string(field.type)]
+        strings = [field.name for field in fields if coded and pa.types.is_string(field.type)]
         words = pa.dictionary(pa.int32(), pa.string())
         schema = pa.schema([f.with_type(words) if f.name in strings else f for f in fields])
         for info in self.manifest.sequence_tables:
-            path = self.path / info.file
-            check_file(path, info.bytes)
-            lines = 0
-            with _told(path), pq.ParquetFile(path, read_dictionary=strings) as file:
-                for batch in file.iter_batches(batch_size=_LINES_AT_A_TIME, columns=list(columns)):
+            path = self._local(info)
+            found = 0
+            with _told(path), pq.ParquetFile(path, pre_buffer=False, read_dictionary=strings) as file:
+                absent = [name for name in columns if name not in file.schema_arrow.names]
+                if absent:
+                    raise KeyError(absent[0])
+                for batch in file.iter_batches(min(lines, max(info.lines, 1)), columns=list(columns)):
                     batch.validate(full=True)
-                    lines += batch.num_rows
+                    found += batch.num_rows
                     yield pa.Table.from_batches([batch]).select(list(columns)).cast(schema)
-            _check_lines(path, lines, info.lines)
+            _check_lines(path, found, info.lines)
 
     def sequence_columns(self, *names: str) -> dict[str, Array]:
         """Columns of the sequence table as arrays: numbers (-1 for null) or strings (None)."""
@@ -255,8 +331,6 @@ class PackedReader:
     def _read(self, which: int) -> tuple[PackBatch, bool]:
         """Record batch `which`, and whether it is a view of the mapped file."""
         shard, offset, packs = self._batches[which]
-        info = self.manifest.shards[shard]
-        where = f"{self.path / info.file}, record batch at byte {offset}"
         file, schema = self._shard(shard)
         try:
             # The shard's buffer is bounds for everything the message claims about its own sizes.
@@ -268,17 +342,22 @@ class PackedReader:
             largest = self.manifest.largest_id
             opened = open_batch(batch, columns, num_packs=packs, largest_id=largest)
         except (pa.ArrowException, OSError, EOFError, BatchError) as problem:
-            raise BatchError(f"{where}: {problem}; {_WAY_OUT}") from None
+            raise self._damaged(which, problem) from None
         address = batch.column("input_ids").values.buffers()[1].address
         return opened, file.address <= address < file.address + file.size
+
+    def _damaged(self, which: int, problem: Exception) -> BatchError:
+        """What to raise where record batch `which` is not as it should be."""
+        shard, offset, _ = self._batches[which]
+        path = f"{self.location}/{self.manifest.shards[shard].file}"
+        return BatchError(f"{path}, record batch at byte {offset}: {problem}; {_WAY_OUT}")
 
     def _shard(self, shard: int) -> tuple[pa.Buffer, pa.Schema]:
         """A shard's mapped bytes and its schema, which has been compared with the manifest's."""
         if shard in self._shards:
             return self._shards[shard]
         info = self.manifest.shards[shard]
-        path = self.path / info.file
-        check_file(path, info.bytes)
+        path = self._local(info)
         with pa.memory_map(str(path)) as file:
             data = file.read_buffer(info.bytes)
         if data.size != info.bytes:
@@ -297,7 +376,15 @@ class PackedReader:
                     f"{column.type}: it belongs to another folder; {_WAY_OUT}"
                 )
         self._shards[shard] = (data, schema)
-        return self._shards[shard]
+        if self.remote is not None and len(self._shards) > _KEPT_SHARDS:
+            self._close(next(iter(self._shards)))
+        return data, schema
+
+    def _close(self, shard: int) -> None:
+        """Let a shard go, so that its file can leave the cache; packs that are still held keep it open."""
+        del self._shards[shard]
+        for which in [which for which in self._mapped if self._batches[which][0] == shard]:
+            del self._mapped[which]
 
 
 @contextmanager

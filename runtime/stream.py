@@ -13,6 +13,7 @@ always the same number of batches. The price is that one process knows nothing a
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from padless.runtime.arrays import to_numpy
 from padless.runtime.batch import Pack
-from padless.runtime.collate import collate, gather
-from padless.runtime.dataset import PackedDataset, pack_costs, step_order
+from padless.runtime.collate import collate
+from padless.runtime.dataset import PackedDataset, pack_costs, shuffle_of, step_order
 from padless.runtime.errors import StreamError
-from padless.runtime.order import Position, Window, idle_share
-from padless.runtime.ranks import find_ranks, refuse_to_be_split
+from padless.runtime.gather import Gather
+from padless.runtime.order import Position, StepOrder, Window, idle_share
+from padless.runtime.ranks import find_ranks, is_called_by, refuse_to_be_split
 from padless.runtime.reader import PackedReader
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo, parse_type
 from padless.runtime.stream_state import StreamState, data_identity
@@ -57,10 +59,11 @@ class PackedStream(IterableDataset[VarlenBatch]):
         world_size: int | None = None,
         seed: int = 0,
         epoch: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         remainder: str = "drop",
         balance: str | None = None,
         plan: str | None = None,
+        replan: str | None = None,
         split: str | None = None,
     ) -> None:
         """Open a folder for one of `world_size` data-parallel ranks.
@@ -68,36 +71,62 @@ class PackedStream(IterableDataset[VarlenBatch]):
         Ranks come from torch.distributed where it is initialised, else from RANK and WORLD_SIZE,
         else there is one. Packs that do not fill the last step are left out of an epoch ("drop"),
         or all are yielded once and ranks without any get a batch without targets ("pad").
+        `shuffle` is over all packs (True) or among those of a few shards at a time ("shards"), as it is
+        always where the path is a URL. `replan` names a strategy (such as "spread") that packs the
+        sequences anew for each epoch.
         Raises StreamError, and what PackedReader raises.
         """
         super().__init__()
+        if plan is not None and replan is not None:
+            raise StreamError(f"plan is {plan!r} and replan {replan!r}: give one, packs are by one plan")
+        if not 0 <= seed < 2**62:
+            raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
         self.reader = PackedReader(path, split=split, plan=plan)
+        if replan is not None and (self.reader.remote is not None or shuffle == "shards"):
+            raise StreamError(
+                f"replan={replan!r} makes packs out of all shards: it takes a local folder and shuffle=True"
+            )
+        self.replan, self._seed, self._shuffle = replan, seed, shuffle
+        self._planned_epoch = -1
         self.rank, self.world_size = find_ranks(rank, world_size)
         if remainder not in _REMAINDERS:
             raise StreamError(f"remainder is {remainder!r}; it is one of {', '.join(_REMAINDERS)}")
         self.packs_per_batch, self.remainder, self.balance = packs_per_batch, remainder, balance
-        self._order = step_order(
-            self.reader,
-            packs_per_batch=packs_per_batch,
-            world_size=self.world_size,
-            seed=seed,
-            shuffle=shuffle,
-            balance=balance,
-        )
+        data = data_identity(self.reader.manifest, self.reader.plan)
+        self._order, self._gather = self._order_of_packs(), Gather(self.reader)
+        self._plan_epoch(max(epoch, 0))
         self._state = StreamState(
-            data=data_identity(self.reader.manifest, self.reader.plan),
+            data=data if replan is None else f"{data} by {replan}",
             seed=seed,
-            shuffle=shuffle,
+            shuffle=shuffle_of(self.reader, shuffle),
             position=Position(epoch=0),
         )
         self._reached: tuple[Window, int, tuple[int, int]] | None = None
+        self._in_workers = _shared_flag()
         if not len(self):
             raise StreamError(
-                f"{self.reader.path} has {len(self.reader)} packs, a step of {self.world_size} ranks takes "
-                f"{self._order.group}: no batch is full; take fewer packs a batch, or remainder='pad' "
-                "(for evaluation)"
+                f"{self.reader.location} has {len(self.reader)} packs, a step of {self.world_size} "
+                f"ranks takes {self._order.group}: no batch is full; take fewer packs a batch, or "
+                "remainder='pad' (for evaluation)"
             )
         self.set_epoch(epoch)
+
+    def _order_of_packs(self) -> StepOrder:
+        return step_order(
+            self.reader,
+            packs_per_batch=self.packs_per_batch,
+            world_size=self.world_size,
+            seed=self._seed,
+            shuffle=self._shuffle,
+            balance=self.balance,
+        )
+
+    def _plan_epoch(self, epoch: int) -> None:
+        """Have the packs of an epoch's own plan; every rank makes the same one."""
+        if self.replan is not None and epoch != self._planned_epoch:
+            self.reader = self.reader.replanned(self.replan, seed=self._seed, epoch=epoch)
+            self._order, self._planned_epoch = self._order_of_packs(), epoch
+            self._gather = Gather(self.reader)
 
     def __len__(self) -> int:
         """This rank's batches in a whole epoch; the same number on every rank."""
@@ -113,11 +142,22 @@ class PackedStream(IterableDataset[VarlenBatch]):
         """Go to the first batch of an epoch. At its own epoch a stream stays where it is."""
         if epoch < 0:
             raise StreamError(f"epoch is {epoch}; epochs count from 0")
+        self._in_workers[0] = 0
         if epoch != self.epoch:
             self._go(Position(epoch=epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins: the same on every rank after the same step."""
+        """Where the next batch begins: the same on every rank after the same step.
+
+        Raises StreamError where DataLoader workers made the last batches: their copies know, this one
+        does not.
+        """
+        if self._in_workers[0] and get_worker_info() is None:
+            raise StreamError(
+                "the batches were made by the copies of this stream in DataLoader workers, so its own state "
+                "is an old one: take states of torchdata's StatefulDataLoader, or make batches ahead without "
+                "workers (num_workers=0, padless.runtime.prefetch.Prefetch); set_epoch() starts an epoch anew"
+            )
         return self._settled().to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -125,7 +165,14 @@ class PackedStream(IterableDataset[VarlenBatch]):
 
         Raises StateError for a state of another data set, seed, shuffle or version.
         """
-        self._state, self._reached = self._state.load(state, num_packs=self._order.num_packs), None
+        epoch = state.get("epoch")
+        try:
+            if isinstance(epoch, int) and epoch >= 0:
+                self._plan_epoch(epoch)
+            self._state, self._reached = self._state.load(state, num_packs=self._order.num_packs), None
+            self._in_workers[0] = 0
+        finally:
+            self._plan_epoch(self.epoch)
         if self._state.worker is None:
             self._end_epoch()
 
@@ -136,7 +183,12 @@ class PackedStream(IterableDataset[VarlenBatch]):
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker cannot see whose loader it works for; the process that pickles for it can.
         refuse_to_be_split()
-        return self.__dict__
+        if is_called_by("_MultiProcessingDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter"):
+            self._in_workers[0] = 1
+        return {key: value for key, value in self.__dict__.items() if key != "_in_workers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _in_workers=_shared_flag())
 
     def predicted_idle(self, *, world_size: int | None = None) -> float:
         """The share of the current epoch for which ranks would wait for the slowest of each step.
@@ -152,14 +204,20 @@ class PackedStream(IterableDataset[VarlenBatch]):
     def _batches(self) -> Iterator[VarlenBatch]:
         """The rest of the epoch."""
         info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        place = worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        if info is not None:
+            self._in_workers[0] = 1
+        rank, world_size, gather = self.rank, self.world_size, self._gather
         begun = self._settled()
         first = begun.first_step(worker, workers)
         remaining = self._order.remaining(begun.position)
         group, least = self._order.group, self._least
         number = 0
         for window in self._order.windows(begun.position):
-            packs = window.packs.tolist()
+            packs = window.packs
+            if self._order.near is not None:
+                here = max(0, window.taken - len(packs))
+                self.reader.read_ahead(self._order.near.needed(here, window.epoch))
             for start in range(0, len(packs), group):
                 if remaining < least:
                     break
@@ -168,13 +226,9 @@ class PackedStream(IterableDataset[VarlenBatch]):
                 end = min(start + group, len(packs))
                 remaining -= end - start
                 if mine:
-                    chosen = packs[start + self.rank : end : self.world_size]
-                    batch = (
-                        gather(self.reader, chosen)
-                        if chosen
-                        else _without_targets(self.reader.manifest.columns)
-                    )
-                    self._reached = window, end, (worker, workers)
+                    chosen = packs[start + rank : end : world_size]
+                    batch = gather(chosen) if len(chosen) else _without_targets(self.reader.manifest.columns)
+                    self._reached = window, end, place
                     if workers == 1 and remaining < least:
                         self._end_epoch()
                     yield batch
@@ -195,6 +249,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         return self._state
 
     def _go(self, position: Position) -> None:
+        self._plan_epoch(position.epoch)
         self._state, self._reached = self._state.at(position), None
 
     def _end_epoch(self) -> None:
@@ -205,6 +260,11 @@ class PackedStream(IterableDataset[VarlenBatch]):
             if remaining:
                 _LOG.info("epoch %d leaves %d packs out: they fill no step", position.epoch, remaining)
             self._go(Position(epoch=position.epoch + 1))
+
+
+def _shared_flag() -> mmap.mmap:
+    """A byte, 0 at first, that forked processes share with this one."""
+    return mmap.mmap(-1, 1)
 
 
 def _without_targets(columns: Sequence[ColumnInfo]) -> VarlenBatch:

@@ -26,7 +26,7 @@ class StreamState:
     data: str
     """Checksum of the plan and of all shards."""
     seed: int
-    shuffle: bool
+    shuffle: bool | str
     position: Position
     worker: tuple[int, int] | None = None
     """The DataLoader worker, of how many, that made the last batch; none for a loop without."""

@@ -61,7 +61,13 @@ class VarlenBatch(dict[str, Any]):
         buffer = _shared_buffer(tensors)
         if buffer is None:
             buffer = _gather(tensors, pin=False)
-        return self._over(buffer.to(target, non_blocking=non_blocking), tensors)
+        moved = self._over(buffer.to(target, non_blocking=non_blocking), tensors)
+        bounds = tensors.get("cu_seq_lens_q")
+        if bounds is not None and bounds.device.type == "cpu":
+            from padless.runtime.attention.boundaries import copied_from  # heavy, and for devices alone
+
+            copied_from(moved["cu_seq_lens_q"], bounds)
+        return moved
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return {key: value for key, value in self.items() if isinstance(value, torch.Tensor)}

@@ -29,7 +29,7 @@ from bench_results import Results
 from numpy.typing import NDArray
 from peer_packers import PEERS, Packs
 
-from padless.packer.plan import PackPlan, check_plan, lower_bound, shuffle_packs
+from padless.packer.plan import PackPlan, check_plan, lower_bound
 from padless.packer.strategies import STRATEGIES
 
 RESULTS = Path(__file__).parent / "results" / "bench_plan.jsonl"
@@ -71,7 +71,7 @@ def arms(lengths: Lengths, max_length: int, caps: tuple[int | None, ...]) -> Ite
 
 def shuffled(lengths: Lengths, max_length: int, cap: int) -> PackPlan:
     """What a build with `bfd` does: a cap, and the packs in a drawn order."""
-    return shuffle_packs(STRATEGIES["bfd"](lengths, max_length, max_sequences_per_pack=cap), 0)
+    return STRATEGIES["bfd"](lengths, max_length, max_sequences_per_pack=cap, shuffle=True)
 
 
 def plan_by(loop: Callable[[list[int], int], Packs], lengths: list[int], max_length: int) -> PackPlan:

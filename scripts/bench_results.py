@@ -25,6 +25,9 @@ PACKAGES = (
     "torch",
     "triton",
     "liger-kernel",
+    "flash-attn",
+    "flash-attn-4",
+    "xformers",
 )
 
 

@@ -1,17 +1,23 @@
 """How fast packed folders become ready batches, against TRL's loader and the flattening collator.
 
     python scripts/bench_stream.py packed-2048 packed-8192 --results scripts/results/stream.jsonl
+    python scripts/bench_stream.py packed-10gb --packs-per-batch          # the first batch and memory alone
 
 One process, no workers, packs in random order, whole batches on the CPU. `trl` is
 `load_from_disk` with TRL's padding-free collator, `flattening` the same rows cut into sequences
 with transformers' collator, `memcpy` a copy of as many bytes as a batch has. The first batches of
 all arms are compared before anything is timed. Values are the best of some passes, taken in turns:
-on a shared machine everything else measures the neighbours.
+on a shared machine everything else measures the neighbours. The first batch is timed from the end
+of the imports in new processes (the median of some), and there also how much memory that no file
+backs (anonymous) has grown from the first thousand batches to the last ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
@@ -29,7 +35,29 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from padless.runtime.stream import PackedStream
 
 PASSES = 5
-TOKENS_A_PASS = {"padless": 20_000_000, "memcpy": 40_000_000, "trl": 1_000_000, "flattening": 1_000_000}
+NEW_PROCESS = """
+import sys, time
+import torch
+from padless.runtime.stream import PackedStream
+
+def anonymous():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
+
+torch.set_num_threads(1)
+begin = time.perf_counter()
+batches = iter(PackedStream(sys.argv[1], rank=0, world_size=1))
+next(batches)
+first = time.perf_counter() - begin
+grown = 0.0
+if sys.argv[2] == "memory":
+    for number, _ in enumerate(batches):
+        if number == 1000:
+            grown = -anonymous()
+    grown += anonymous() if grown else 0
+print(first * 1000, grown)
+"""
+TOKENS_A_PASS = {"padless": 60_000_000, "memcpy": 40_000_000, "trl": 1_000_000, "flattening": 1_000_000}
 
 
 class Sequences(torch.utils.data.Dataset[list[dict[str, list[int]]]]):
@@ -112,23 +140,32 @@ def tokens_per_second(arm: str, folder: Path, packs_per_batch: int, order: list[
     return tokens / (time.perf_counter() - begin)
 
 
+def in_a_new_process(folder: Path, what: str) -> tuple[float, float]:
+    """Milliseconds to the first batch, and MiB that an epoch's memory has grown (`what` is memory)."""
+    command = [sys.executable, "-c", NEW_PROCESS, str(folder), what]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return float(told[0]), float(told[1])
+
+
 def main() -> None:
     """Measure every folder with 1 and with 8 packs a batch."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--packs-per-batch", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--packs-per-batch", nargs="*", type=int, default=[1, 8])
     parser.add_argument("--results", type=Path, default=Path("scripts/results/stream.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = Results(bench="stream", path=args.results)
     for folder in args.folders:
-        begin = time.perf_counter()
         stream = PackedStream(folder, rank=0, world_size=1)
-        next(iter(stream))
-        first = time.perf_counter() - begin
         length = stream.reader.manifest.statistics["max_length"]
-        results.add(f"pack of {length}", "padless", "first batch", first * 1000, "ms")
-        stream = PackedStream(folder, rank=0, world_size=1)
+        size = sum(shard.bytes for shard in stream.reader.manifest.shards) / 1e9
+        case = f"packs of {length}, {size:.1f} GB"
+        firsts = [in_a_new_process(folder, "time")[0] for _ in range(PASSES)]
+        results.add(case, "padless", "first batch", statistics.median(firsts), "ms")
+        results.add(case, "padless", "memory grown", in_a_new_process(folder, "memory")[1], "MiB")
+        if not args.packs_per_batch:
+            continue
         order = order_of(stream, len(stream))
         for packs in args.packs_per_batch:
             case = f"{packs} x {length}"

@@ -125,6 +125,29 @@ def rope_speed(rows: Rows) -> str:
     return "\n".join([*lines, "", f"{told['hardware']}; {versions}; {told['date']}."])
 
 
+def attention_speed(rows: Rows) -> str:
+    """Varlen attention, forward and both ways: the backends beside the floor, and what `auto` takes."""
+    last = {(row["case"], row["arm"], row["metric"]): row["value"] for row in rows}
+    arms = ("floor", "flash_attn_4", "flash", "flex", "efficient")
+    lines = [f"| forward / both ways | {' | '.join(arms)} | auto takes |", "|---|" + "---|" * (len(arms) + 1)]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        if (case, "floor", "forward") in last:
+            cells = [
+                " / ".join(f"{last[case, arm, metric]:,.0f}" for metric in ("forward", "both ways")) + " us"
+                for arm in arms
+            ]
+            picked = [arm for name, arm, metric in last if name == case and arm.startswith("auto: ")]
+            share = last[case, picked[0], "both ways, of fastest"]
+            told = f"{picked[0].removeprefix('auto: ')}, {share:.2f} x the fastest"
+            lines.append(f"| {' | '.join((case, *cells, told))} |")
+    hosts = ", ".join(f"{arm} {last['T=256', arm, 'host']:.0f} us" for arm in arms[1:])
+    about = rows[-1]
+    wanted = ("torch", "triton", "flash-attn-4")
+    versions = ", ".join(f"{name} {about['versions'][name]}" for name in wanted)
+    place = f"{about['hardware']}; {versions}; {about['date']}."
+    return "\n".join([*lines, "", f"Host time of a forward call: {hosts}.", "", place])
+
+
 def stream_speed(rows: Rows) -> str:
     """Tokens a second into ready batches, one process: padless against the loaders of trainers."""
     last = {(row["case"], row["arm"], row["metric"]): row["value"] for row in rows}
@@ -146,6 +169,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "bench_pack": pack_speed,
     "bench_plan": plan_speed,
     "bench_rope": rope_speed,
+    "bench_attention": attention_speed,
 }
 
 

@@ -108,9 +108,12 @@ def plain_chats(draw: st.DrawFn) -> Chat:
 
 
 _names = st.text("abcdefgh_", min_size=1, max_size=8)
-_arguments = st.dictionaries(
-    _names, st.one_of(texts, st.integers(-9, 9), st.none(), st.booleans()), max_size=3
+_values = st.recursive(
+    st.one_of(texts, st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.none(), st.booleans()),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(_names, inner, max_size=2)),
+    max_leaves=4,
 )
+_arguments = st.dictionaries(_names, _values, max_size=3)
 
 
 @st.composite
@@ -123,8 +126,10 @@ def rich_chats(draw: st.DrawFn) -> Chat:
         turn = dict(turn)
         if turn["role"] == "assistant":
             if draw(st.booleans()):
-                function = {"name": draw(_names), "arguments": draw(_arguments)}
-                calls = [{"type": "function", "function": function}]
+                calls = []
+                for _ in range(draw(st.sampled_from([1, 1, 2]))):
+                    function = {"name": draw(_names), "arguments": draw(_arguments)}
+                    calls.append({"type": "function", "function": function})
                 messages.append({"role": "assistant", "content": draw(texts), "tool_calls": calls})
                 messages.append({"role": "tool", "content": draw(texts)})
                 called = True

@@ -135,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "tree":
             inside = [path for path in files if path.rpartition("/")[0] == folder or not folder]
             entries = [{"type": "file", "path": path, **_facts(files[path])} for path in inside]
+            folders = {path.rpartition("/")[0] for path in files if not folder} - {""}
+            entries += [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
             return self._send(json.dumps(entries).encode(), {"Content-Type": "application/json"})
         siblings = [
             {"rfilename": path, "size": facts["size"], "blobId": facts["oid"], "lfs": facts.get("lfs")}

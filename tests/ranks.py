@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from padless.runtime.loss import step_targets
+from padless.runtime.reader import PackedReader
 from padless.runtime.stream import PackedStream
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -70,3 +71,103 @@ def use_trainer_rank(path: Path, out: Path, rank: int, port: int, results: Any) 
     )
     Trainer(model=model, args=arguments, train_dataset=PackedDataset(path), data_collator=collate).train()
     results.put((rank, seen))
+
+
+def read_through_cache(url: str, results: Any) -> None:
+    """Read every pack of a folder; put their ids."""
+    results.put([pack.input_ids.tolist() for pack in PackedReader(url)])
+
+
+def _name_rank(rank: int, port: int) -> None:
+    """Set what torchrun sets."""
+    names: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    os.environ.update({name: str(value) for name, value in names.items()})
+
+
+def use_accelerate_rank(path: Path, rank: int, port: int, results: Any) -> None:
+    """Two epochs of a prepared loader with our sampler as one of two ranks; put what each saw."""
+    _name_rank(rank, port)
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    from padless.runtime.collate import collate
+    from padless.runtime.dataset import PackBatchSampler, PackedDataset
+
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2
+    dataset = PackedDataset(path)
+    sampler = PackBatchSampler(dataset, packs_per_batch=2, world_size=2, balance="attention")
+    loader = accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, collate_fn=collate))
+    results.put((rank, [[numbers(batch) for batch in loader] for _ in range(2)]))
+    accelerator.end_training()
+    torch.distributed.destroy_process_group()
+
+
+def use_lightning_rank(path: Path, out: Path, rank: int, port: int, results: Any) -> None:
+    """Two epochs of a stream under Lightning's DDP as one of two ranks; put what each saw."""
+    _name_rank(rank, port)
+    import lightning
+    from torch.utils.data import DataLoader
+
+    class Tiny(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Embedding(64, 1)
+            self.seen: list[list[list[int]]] = []
+
+        def on_train_epoch_start(self) -> None:
+            self.seen.append([])
+
+        def training_step(self, batch: VarlenBatch) -> torch.Tensor:
+            self.seen[-1].append(numbers(batch))
+            return self.layer(batch["input_ids"]).mean()
+
+        def train_dataloader(self) -> DataLoader[VarlenBatch]:
+            return DataLoader(PackedStream(path, packs_per_batch=2), batch_size=None)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Tiny()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=out,
+    )
+    trainer.fit(model)
+    results.put((rank, model.seen))
+    torch.distributed.destroy_process_group()
+
+
+def shard_rank(rank: int, port: int) -> None:
+    """A packed step of a model sharded by FSDP2, prepared before and after, as one of two ranks."""
+    address = f"tcp://127.0.0.1:{port}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    from tiny_models import packed, tiny
+    from torch.distributed.fsdp import fully_shard
+
+    from padless.runtime.models import prepare_model
+
+    batch = packed([5, 1, 9, 3], seed=rank).model_inputs()
+    expected = prepare_model(tiny("qwen3"), check=True)(**batch).logits
+    for prepared_first in (True, False):
+        model = tiny("qwen3").train()
+        if prepared_first:
+            prepare_model(model)
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        if not prepared_first:
+            prepare_model(model)
+        out = model(**batch)
+        torch.testing.assert_close(out.logits, expected, atol=1e-5, rtol=1e-5)
+        out.loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    torch.distributed.destroy_process_group()

@@ -68,6 +68,7 @@ def token_lists(folder: Path) -> list[tuple[int, ...]]:
 def test_the_bytes_depend_on_neither_workers_nor_their_way_nor_hash_seeds(
     many: Path, tmp_path: Path, more: tuple[object, ...]
 ) -> None:
+    """BR-116, BR-121."""
     built(many, tmp_path / "alone", *more, "--workers", 1)
     expected = files_of(tmp_path / "alone")
     assert any(name.endswith(".arrow") for name in expected)

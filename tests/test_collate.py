@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from padless.runtime.batch import Pack
-from padless.runtime.collate import VarlenBatch, collate, gather
+from padless.runtime.collate import VarlenBatch, collate
 from padless.runtime.errors import CollateError
 from padless.runtime.reader import PackedReader
 from padless.runtime.stream import PackedDataset
@@ -180,43 +180,6 @@ def test_extras_are_joined_at_their_own_level(tmp_path: Path) -> None:
 def test_what_would_be_a_wrong_batch_is_an_error(packs: list[Any], message: str) -> None:
     with pytest.raises(CollateError, match=message):
         collate(packs)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.data(), st.booleans(), st.booleans(), st.sampled_from([None, "zstd"]))
-def test_gathered_columns_give_the_batch_of_collated_packs(
-    tmp_path_factory: pytest.TempPathFactory,
-    data: st.DataObject,
-    labels: bool,
-    extras: bool,
-    compression: str | None,
-) -> None:
-    lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
-    packs = data.draw(st.lists(lengths.filter(lambda some: sum(some) <= 16), min_size=1, max_size=7))
-    rewards = {"reward": ("pack", "float32", pa.float32(), [float(n) for n in range(len(packs))])}
-    path = tmp_path_factory.mktemp("gather") / "packed"
-    written = [count_up(*pack, first=10 * number + 1) for number, pack in enumerate(packs)]
-    if labels:  # otherwise a reader must take the ids
-        written[0][0].trained = [False] * len(written[0][0].tokens)
-    write_folder(
-        path,
-        Folder(
-            packs=written,
-            labels=labels,
-            packs_per_batch=2,
-            packs_per_shard=4,
-            compression=compression,
-            extras=rewards if extras else {},
-        ),
-    )
-    reader = PackedReader(path)
-    numbers = data.draw(st.lists(st.integers(0, len(packs) - 1), min_size=1, max_size=9))
-    wanted = collate([reader[number] for number in numbers])
-    found = gather(reader, numbers)
-    assert as_lists(found) == as_lists(wanted)
-    assert [getattr(value, "dtype", type(value)) for value in found.values()] == [
-        getattr(value, "dtype", type(value)) for value in wanted.values()
-    ]
 
 
 def test_a_batch_survives_pickling_moving_and_being_rebuilt() -> None:

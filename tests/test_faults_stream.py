@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from padless.runtime.collate import collate
-from padless.runtime.errors import CollateError
+from padless.runtime.errors import CollateError, FormatError
 from padless.runtime.reader import PackedReader
+from padless.runtime.static import pad_batch
 from padless.runtime.stream import PackedStream
 
 
@@ -175,3 +176,36 @@ def test_one_row_for_two_ranks_is_counted_once(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     assert [[batch.num_targets for batch in batches] for batches in ranks] == [[2], [0]]
+
+
+@pytest.mark.parametrize("positions", [np.arange(24).reshape(3, 1, 8).tolist(), list(range(5, 13))])
+def test_positions_are_never_asked_where_a_sequence_begins(positions: list[Any]) -> None:
+    """BR-011, BR-012, BR-014: positions of three axes, or from 5 on, are refused; boundaries are stored."""
+    row = {"input_ids": list(range(8)), "seq_lengths": [8], "sequence_ids": [0]}
+    with pytest.raises(CollateError, match="position_ids and nothing says"):
+        collate([row | {"position_ids": positions}])
+    batch = collate([row])
+    assert batch["cu_seq_lens_q"].tolist() == [0, 8]
+    assert batch["cu_seq_lens_q"][-1] == batch["input_ids"].shape[1]
+
+
+def test_what_fills_a_batch_up_is_no_sequence_of_the_data() -> None:
+    """BR-015: five tokens in a shape of eight."""
+    row = {"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [5], "sequence_ids": [0]}
+    batch = pad_batch(collate([row]), tokens=8, sequences=2)
+    assert numbers(batch) == [0]
+    assert batch["sequence_ids"].tolist() == [0, -1]
+    assert batch.num_targets == int((batch["labels"] != -100).sum()) == 4
+    assert batch["cu_seq_lens_q"].tolist() == [0, 5, 8]
+
+
+def test_a_folder_of_a_thousand_shards_opens_while_others_wait(tmp_path: Path) -> None:
+    """BR-135: opening touches no shard's contents and is no rank's work for the others."""
+    path = singles(tmp_path / "packed", 1000, packs_per_shard=1)
+    first = PackedReader(path).manifest.shards[0]
+    (path / first.file).write_bytes(bytes(first.bytes))  # would not be taken for a shard
+    streams = [PackedStream(path, rank=rank, world_size=2, shuffle=False) for rank in range(2)]
+    assert [len(stream) for stream in streams] == [500, 500]
+    assert numbers(next(iter(streams[1]))) == [1]
+    with pytest.raises(FormatError, match=first.file):
+        next(iter(streams[0]))

@@ -85,6 +85,27 @@ CONVERTED: list[tuple[str, dict[str, Any], Example]] = [
         },
         Chat([answer("no JSON"), answer("[1]")]),
     ),
+    (
+        "sharegpt",
+        {
+            "conversations": [
+                {
+                    "from": "function_call",
+                    "value": '{"name": "f", "arguments": {"n": -9999999999999999999, "s": "\\ud800"}}',
+                }
+            ],
+            "tools": '[{"name": "f", "default": 123456789012345678901}]',
+        },
+        Chat(
+            [call("f", {"n": -9999999999999999999, "s": "\ufffd"})],
+            [{"name": "f", "default": 123456789012345678901}],
+        ),
+    ),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "tool", "value": "q"}, {"from": "GPT", "value": "a"}]},
+        Chat([{"role": "tool", "content": "q"}, answer("a")]),
+    ),
     ("prompt-completion", {"prompt": "p", "completion": "c"}, Pair("p", "c")),
     ("prompt-completion", {"question": "p", "answer": None}, Pair("p", "")),
     (

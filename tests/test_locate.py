@@ -19,7 +19,8 @@ from padless.packer.formats import FORMATS, detect
 from padless.packer.formats.examples import Chat, Columns, RecordError
 from padless.packer.locate import LocatedTemplate, located, mark_turns
 from padless.packer.marks import split_marked
-from padless.packer.template import ChatTemplate, is_plain
+from padless.packer.sealed import is_plain
+from padless.packer.template import ChatTemplate
 
 MARKS = "\x01\x02\x03"
 SPECIALS = ["<|end|>", "<eos>", "<bos>"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from padless.packer import plan as plan_module
 from padless.packer.errors import InputError
-from padless.packer.plan import PackPlan, check_plan, lower_bound, plan_hash, shuffle_packs
+from padless.packer.plan import PackPlan, check_plan, drawn_order, lower_bound, plan_hash, shuffle_packs
 
 LENGTHS = [5, 3, 3, 2, 2]
 
@@ -211,6 +211,13 @@ def test_a_seed_always_gives_the_same_order_of_packs() -> None:
     plan = make([[i] for i in range(8)])
     assert shuffle_packs(plan, 0).order.tolist() == [3, 2, 1, 6, 0, 7, 4, 5]
     assert shuffle_packs(plan, 1).order.tolist() == [2, 4, 7, 5, 0, 6, 3, 1]
+
+
+@pytest.mark.parametrize("packs", [0, 1, 2, 300_000])
+def test_the_order_of_packs_is_that_of_their_drawn_ranks(packs: int) -> None:
+    # Of 300,000 ranks of 64 bits about ten share their upper half with another.
+    ranks = np.random.PCG64(5).random_raw(packs)
+    assert np.array_equal(drawn_order(packs, 5), np.argsort(ranks, kind="stable"))
 
 
 @given(plans(), st.integers(1, 6))

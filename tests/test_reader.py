@@ -348,6 +348,19 @@ def test_a_pack_that_contradicts_itself_is_refused(
         reader[0]
 
 
+def test_a_wrong_token_far_away_is_found_before_its_pack_is_handed_out(tmp_path: Path) -> None:
+    # Long enough that the packs of one record batch are looked through apart.
+    packs = [count_up(100_000, first=number) for number in (1, 301, 2)]
+    write_folder(tmp_path / "packed", Folder(packs=packs, packs_per_shard=3, packs_per_batch=3))
+    reader = PackedReader(tmp_path / "packed")
+    assert int(reader[0].input_ids.max()) == 1
+    assert int(reader[2].input_ids.max()) == 2
+    for _ in range(2):  # and not only at the first touch
+        for touch in (lambda: reader[1], lambda: list(reader), lambda: reader.batch(0)):
+            with pytest.raises(BatchError, match="record batch at byte .* reach from 301 to 301"):
+                touch()
+
+
 def test_a_pack_without_sequences_is_refused(packed: Path) -> None:
     def empty(rows: Rows) -> None:
         lists = ("input_ids", "labels", "seq_lengths", "sequence_ids")

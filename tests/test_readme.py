@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +22,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_option_that_the_readme_names_exists() -> None:
-    known = {"--json"}
-    for command in ("build", "report", "inspect", "verify", "repack", "export", "demo"):
+    known = {"--json", "--repo-type"}  # of `hf upload`
+    for command in ("build", "estimate", "report", "inspect", "verify", "repack", "export", "demo"):
         known |= set(re.findall(r"--[a-z][a-z-]+", pack(command, "--help").out))
     for script in ("bench_pack.py", "bench_plan.py", "bench_stream.py"):
         known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "scripts" / script).read_text()))
@@ -61,7 +64,7 @@ def test_the_readmes_record_of_each_format_is_recognised_and_packed(tmp_path: Pa
 
 def test_the_readmes_python_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    block = next(block for block in blocks if "pack_dataset(" in block)
+    block = next(block for block in blocks if "manifest = pack_dataset(" in block)
     source = tmp_path / "data.jsonl"
     source.write_text('{"text": "one two three"}\n')
     code = block.replace('"data.jsonl"', repr(str(source))).replace('"qwen3/"', repr(str(TOKENIZER)))
@@ -81,6 +84,30 @@ def test_the_readmes_line_for_notebooks_runs(tmp_path: Path, monkeypatch: pytest
     names: dict[str, Any] = {}
     exec(block, names)
     assert names["packs"][0].seq_lengths.sum() == len(names["packs"].to_hf()[0]["input_ids"])
+
+
+def test_the_readmes_training_runs_and_learns(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    block = next(block for block in blocks if "prepare_model(model, data=" in block)
+    assert 15 <= len(block.splitlines()) <= 25
+    model = tmp_path / "model"
+    shutil.copytree(TOKENIZER, model)
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    config = dict(model_type="qwen3", vocab_size=len(vocabulary) + 300, hidden_size=32, intermediate_size=64)
+    config |= dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    (model / "config.json").write_text(json.dumps(config))
+    (tmp_path / "data.jsonl").write_text('{"text": "one two three"}\n' * 400)
+    stand_ins = {"data.jsonl": tmp_path / "data.jsonl", "qwen3/": model, "packed": tmp_path / "packed"}
+    for name, path in stand_ins.items():
+        block = block.replace(f'"{name}"', repr(str(path)))
+    block = block.replace("max_length=1024", "max_length=64").replace("lr=1e-4", "lr=1e-2")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", block], capture_output=True, text=True, timeout=240, env=environment
+    )
+    assert run.returncode == 0, run.stderr
+    losses = [float(line.split()[0]) for line in run.stdout.splitlines()]
+    assert len(losses) > 3 and losses[-1] < losses[0] - 0.5, losses
 
 
 def test_the_readmes_tables_come_from_the_raw_rows() -> None:

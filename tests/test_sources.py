@@ -301,6 +301,15 @@ def test_a_lone_surrogate_becomes_one_replacement_character_and_is_counted(tmp_p
         assert records.replaced == 2
 
 
+@pytest.mark.parametrize("before", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 5000])
+@pytest.mark.parametrize("number", [-(10**19) + 1, -(2**63) - 1, 2**64, 10**40])
+def test_integers_of_more_than_64_bits_stay_integers(tmp_path, number, before):
+    line = b'{"a": "%s", "n": %d, "b": "%s"}' % (b"x" * before, number, b"y" * 5000)
+    for data in (line, line.replace(b"y", b"")):
+        row = read_all(write(tmp_path / "a.jsonl", data)).rows[0]
+        assert type(row["n"]) is int and row["n"] == number
+
+
 def test_nan_is_a_number(tmp_path):
     row = read_all(write(tmp_path / "a.jsonl", b'{"text": "x", "score": NaN}')).rows[0]
     assert row["text"] == "x" and row["score"] != row["score"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from padless.packer.encode import Encoder
 from padless.packer.formats.examples import Chat, RecordError
 from padless.packer.marks import leaves, split_marked
-from padless.packer.spans import Shield, Spanned, check_no_stand_ins, encode_marked, join, take
+from padless.packer.spans import Shield, Spanned, check_no_stand_ins, encode_marked, join, reorder, take
 from padless.packer.template import ChatTemplate
 
 MARKS = "\x01\x02\x03"
@@ -127,6 +129,21 @@ def test_texts_taken_apart_and_joined_are_the_same(shared: Path, records: list[S
     assert [len(column) for column in join([])] == [0, 1, 0, 0, 0]
 
 
+@pytest.mark.shared
+@settings(max_examples=40, deadline=None)
+@given(records=records, seed=st.randoms())
+def test_texts_in_another_order_are_the_texts_one_by_one(
+    shared: Path, records: list[Segments], seed: random.Random
+) -> None:
+    found = encode_marked(
+        encoder_of(shared, "gpt2"), split_marked("".join(map(mark, records)), MARKS), plain=True
+    )
+    order = seed.sample(range(len(records)), len(records))
+    expected = join([take(found, index) for index in order])
+    for one, other in zip(reorder(found, np.array(order)), expected, strict=True):
+        assert one.tolist() == other.tolist()
+
+
 # -- special tokens that are spelled in the data ------------------------------------------------
 
 AROUND = {
@@ -224,3 +241,39 @@ def test_a_record_with_characters_of_the_shield_is_refused() -> None:
     check_no_stand_ins(["\U0010fe00", "a"])
     with pytest.raises(RecordError, match=r"U\+10FF00"):
         check_no_stand_ins(["a", "b\U0010ff00"])
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_records_whose_json_is_clear_spell_no_special_token_and_have_no_mark(
+    shared: Path, tokenizer: str
+) -> None:
+    encoder = encoder_of(shared, tokenizer)
+    shield = Shield(encoder)
+    special = st.sampled_from([*encoder.files.special_contents[:4], *AROUND.get(tokenizer, ())])
+    odd = st.sampled_from([chr(code) for code in (1, 2, 3, 0x1C, 0x1F, 0x7F)])
+    pieces = st.lists(st.one_of(st.text(max_size=4), special, odd), max_size=3).map("".join)
+    seen = set()
+
+    @settings(max_examples=150, deadline=None)
+    @given(text=pieces, ascii=st.booleans(), nested=st.booleans())
+    def same(text: str, ascii: bool, nested: bool) -> None:
+        written = json.dumps({"value": text}, ensure_ascii=ascii)
+        data = json.dumps({"value": written if nested else text}, ensure_ascii=ascii)
+        clear = shield.is_clear(data.encode("utf-8", "surrogatepass"))
+        seen.add(clear)
+        if clear:
+            assert not shield.spelled_in([text])
+            assert not any(ord(c) < 32 and c not in "\b\t\n\f\r" for c in text)
+
+    same()
+    assert False in seen
+    assert not shield.is_clear(None)
+
+
+@pytest.mark.shared
+def test_most_json_is_clear(shared: Path) -> None:
+    shield = Shield(encoder_of(shared, "qwen3"))
+    file = shared / "data" / "chat" / "glaive_toolcall_en_demo.json"
+    assert shield.is_clear(file.read_bytes())
+    assert not shield.is_clear(b'["<|im_end|>"]') and not shield.is_clear(b'["\\u003c|im_end|>"]')

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from reference_packing import reference_bfd, reference_ffd, reference_wrapped
 
 from padless.packer.errors import InputError
-from padless.packer.plan import PackPlan, check_plan, lower_bound, plan_hash
+from padless.packer.plan import PackPlan, check_plan, lower_bound, plan_hash, shuffle_packs
 from padless.packer.strategies import CUTS, STRATEGIES
 from padless.packer.strategies.closing import Stock
 
@@ -226,6 +228,38 @@ def test_all_constraints_hold_at_once(
     assert len(plan) % multiple == 0
     if window is not None:
         assert all(max(pack) - min(pack) < window for pack in packs_of(plan))
+
+
+@each_strategy
+@given(
+    inputs,
+    st.integers(0, 3),
+    st.sampled_from([{}, {"plan_window": 7}, {"packs_multiple": 3}, {"align": 5}, {"groups": True}]),
+)
+def test_packs_laid_out_in_drawn_order_are_the_shuffled_packs(
+    name: str, given_input: Input, seed: int, constraints: dict[str, Any]
+) -> None:
+    lengths, max_length, cap = given_input
+    if "groups" in constraints:
+        assume(name not in CUTS)
+        constraints = {"groups": list(range(len(lengths)))}
+    plan_by = partial(
+        STRATEGIES[name],
+        lengths,
+        -(-max_length // 5) * 5,
+        max_sequences_per_pack=cap,
+        seed=seed,
+        **constraints,
+    )
+    try:
+        expected = shuffle_packs(plan_by(), seed)
+    except InputError:
+        assume(False)
+    plan = plan_by(shuffle=True)
+    assert packs_of(plan) == packs_of(expected)
+    if expected.starts is not None and expected.lengths is not None:
+        assert plan.starts is not None and plan.starts.tolist() == expected.starts.tolist()
+        assert plan.lengths is not None and plan.lengths.tolist() == expected.lengths.tolist()
 
 
 # Several sequences a pack, so that there is something to split.

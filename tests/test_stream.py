@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import Folder, count_up, write_folder
-from ranks import numbers, train_rank, use_trainer_rank
+from ranks import numbers, train_rank, use_accelerate_rank, use_lightning_rank, use_trainer_rank
 from torch.utils.data import DataLoader
 
 from padless.runtime import stream as stream_module
@@ -495,3 +495,36 @@ def test_trainer_with_two_processes_sees_every_pack_once(packed: Path, tmp_path:
     assert len(seen[0]) == len(seen[1]) == PACKS // 4
     packs = [number for rank in seen.values() for batch in rank for number in batch]
     assert len(packs) == len(set(packs)) == PACKS // 4 * 4
+
+
+def test_accelerate_with_two_processes_sees_every_pack_once(packed: Path) -> None:
+    """BR-137: in each epoch its own; 3 of 23 packs fill no step."""
+    check_two_epochs(run_two(lambda rank, port: (use_accelerate_rank, (packed, rank, port))))
+
+
+def test_lightning_with_two_processes_sees_every_pack_once(packed: Path, tmp_path: Path) -> None:
+    """BR-137: a stream in a loader is left as it is, and its rank is torch.distributed's."""
+    pytest.importorskip("lightning")
+    check_two_epochs(run_two(lambda rank, port: (use_lightning_rank, (packed, tmp_path, rank, port))))
+
+
+def check_two_epochs(seen: dict[int, list[list[list[int]]]]) -> None:
+    for mine, theirs in zip(seen[0], seen[1], strict=True):
+        assert len(mine) == len(theirs) == PACKS // 4
+        packs = sum(mine + theirs, [])
+        assert len(packs) == len(set(packs)) == PACKS // 4 * 4
+    assert seen[0][0] != seen[0][1]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_state_that_only_loader_workers_know_is_refused(packed: Path, start: str) -> None:
+    stream = PackedStream(packed, rank=0, world_size=1)
+    before = stream.state_dict()
+    loader = DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context=start)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(StreamError, match="StatefulDataLoader.*Prefetch"):
+        stream.state_dict()
+    del iterator
+    stream.set_epoch(1)
+    assert stream.state_dict() == before | {"epoch": 1}

@@ -15,11 +15,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from padless.packer.errors import InputError
 from padless.packer.formats.examples import Chat, RecordError
 from padless.packer.marks import split_marked
+from padless.packer.sealed import is_plain
 from padless.packer.template import (
     BUILT_IN,
     ChatTemplate,
     built_in,
-    is_plain,
     load_template,
     mark_generation,
 )

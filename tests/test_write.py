@@ -330,6 +330,7 @@ def test_a_full_disk_stops_the_build_and_room_lets_it_go_on(
     stage: str,
     way: str,
 ) -> None:
+    """BR-130."""
     tokens = PackedReader(undisturbed).manifest.statistics["tokens"]
     shards = sum(shard.bytes for shard in PackedReader(undisturbed).manifest.shards)
     # The store takes four bytes a token and some 40 a record.

@@ -9,12 +9,15 @@ content that is neither text nor parts of text, and flags that sound like a loss
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from padless.packer.formats.examples import Message, RecordError
+from padless.packer.sources.json_text import MalformedError, parse
+
+CALL = "function_call"
+"""The role of a turn that is the JSON of a call."""
 
 ROLES = {
     "human": "user",
@@ -28,13 +31,16 @@ ROLES = {
     "observation": "tool",
     "tool": "tool",
     "function_response": "tool",
-    "function_call": "function_call",
-    "tool_call": "function_call",
+    "function_call": CALL,
+    "tool_call": CALL,
 }
 """The senders that `from` may name, and the roles they play."""
 
 SPELLINGS = {name: role for name, role in ROLES.items() if role in ("user", "assistant", "system")}
 """Other spellings of a `role`; a role that is none of these is for the template to know."""
+
+AS_THEY_ARE = ("user", "assistant", "system", "tool")
+"""Roles of turns that need nothing where they have a text and nothing else."""
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which data sets keep a turn's reasoning; the first with a value counts."""
@@ -71,10 +77,13 @@ def turns_of(value: Any, name: str) -> Turns:
     untrained: list[int] = []
     weights: list[tuple[int, float]] = []
     for number, turn in enumerate(value):
-        if type(turn) is dict and len(turn) == 2 and type(turn.get("content")) is str:
-            role = turn.get("role")
-            if role in ("user", "assistant", "system"):  # nearly all: nothing to do
+        if type(turn) is dict and len(turn) == 2:  # nearly all: little or nothing to do
+            if type(turn.get("content")) is str and turn.get("role") in AS_THEY_ARE:
                 turns.append(turn)
+                continue
+            sender, content = turn.get("from"), turn.get("value")
+            if type(sender) is str and type(content) is str and (role := ROLES.get(sender)):
+                turns.append(_call(content) if role == CALL else {"role": role, "content": content})
                 continue
         where = f"{name}[{number}]"
         message, weight = _turn(turn, where)
@@ -123,7 +132,7 @@ def _renamed(turn: Message, where: str) -> Message:
         content = _text(content, f"{where}.value")
     # Of the other keys only those that mean something here: templates know no `from`.
     more = {key: item for key, item in turn.items() if key in REASONING or _is_flag(key, item)}
-    return (_call(content) if role == "function_call" else {"role": role, "content": content}) | more
+    return (_call(content) if role == CALL else {"role": role, "content": content}) | more
 
 
 def _weight(turn: Message, where: str) -> float:
@@ -185,8 +194,8 @@ def _text(content: Any, where: str) -> str:
 def _call(text: str) -> Message:
     """A function_call turn: its JSON becomes tool calls; what is no call stays the answer's text."""
     try:
-        calls = json.loads(text)
-    except ValueError:
+        calls, _ = parse(text.encode())
+    except MalformedError:
         return {"role": "assistant", "content": text}
     calls = calls if isinstance(calls, list) else [calls]
     if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):

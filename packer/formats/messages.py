@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from padless.packer.formats.conversation import turns_of
 from padless.packer.formats.examples import Chat, Columns, Example, RecordError
+from padless.packer.sources.json_text import MalformedError, parse
+
+TOOLS = ("tools",)
+"""The role of the column, as `find` takes it."""
 
 
 def matches(row: Mapping[str, Any], columns: Columns) -> bool:
@@ -19,21 +22,21 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 
 
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
-    turns = turns_of(columns.value(row, "messages"), "messages")
-    return Chat(turns.messages, tools_of(row, columns), untrained=turns.untrained, weights=turns.weights)
+    name, tools = columns.find_all(row, "messages", ("messages",), TOOLS)
+    turns = turns_of(row[name] if name is not None else columns.value(row, "messages"), "messages")
+    return Chat(turns.messages, tools_of(row, tools), untrained=turns.untrained, weights=turns.weights)
 
 
-def tools_of(row: Mapping[str, Any], columns: Columns) -> list[Any] | None:
-    """The `tools` column, a list or JSON text; None where it is missing or empty."""
-    name = columns.find(row, "tools")
-    value = row[name] if name else None
+def tools_of(row: Mapping[str, Any], name: str | None) -> list[Any] | None:
+    """The column of tools by its name, a list or JSON text; None where it is missing or empty."""
+    value = row[name] if name is not None else None
     if isinstance(value, str):
         if not value.strip():
             return None
         try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise RecordError(f"tools is not valid JSON: {error}") from error
+            value, _ = parse(value.encode())
+        except MalformedError as error:
+            raise RecordError(f"tools is not valid JSON: {error} at byte {error.position:,}") from error
     if not value:
         return None
     tools = value if isinstance(value, list) else [value]

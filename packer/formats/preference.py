@@ -25,7 +25,7 @@ from padless.packer.formats.examples import (
     Rated,
     RecordError,
 )
-from padless.packer.formats.messages import tools_of
+from padless.packer.formats.messages import TOOLS, tools_of
 from padless.packer.formats.prompt_completion import PROMPT, joined
 
 LABEL = ("label", "kto_tag")
@@ -57,7 +57,7 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Converted:
     if columns.find(row, "chosen") is None and columns.find(row, *LABEL) is not None:
         return _rated(row, columns)
     chosen, rejected = columns.value(row, "chosen"), columns.value(row, "rejected")
-    tools = tools_of(row, columns)
+    tools = tools_of(row, columns.find(row, *TOOLS))
     prompt, chosen, rejected = _prompt(row, columns, chosen, rejected)
     return Preference(joined(prompt, chosen, tools, "chosen"), joined(prompt, rejected, tools, "rejected"))
 

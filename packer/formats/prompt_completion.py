@@ -7,7 +7,7 @@ from typing import Any
 
 from padless.packer.formats.conversation import turns_of
 from padless.packer.formats.examples import Chat, Columns, Example, Pair, RecordError, text_of
-from padless.packer.formats.messages import tools_of
+from padless.packer.formats.messages import TOOLS, tools_of
 
 PROMPT = ("prompt", "question", "query", "conversations", "messages")
 COMPLETION = ("completion", "answer", "response", "output")
@@ -19,7 +19,7 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     prompt, completion = columns.value(row, *PROMPT), columns.value(row, *COMPLETION)
-    return joined(prompt, completion, tools_of(row, columns), "completion")
+    return joined(prompt, completion, tools_of(row, columns.find(row, *TOOLS)), "completion")
 
 
 def joined(prompt: Any, completion: Any, tools: list[Any] | None, name: str) -> Chat | Pair:

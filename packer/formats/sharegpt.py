@@ -7,7 +7,9 @@ from typing import Any
 
 from padless.packer.formats.conversation import turns_of
 from padless.packer.formats.examples import Chat, Columns, Example
-from padless.packer.formats.messages import tools_of
+from padless.packer.formats.messages import TOOLS, tools_of
+
+TURNS = ("conversations", "conversation", "messages")
 
 
 def matches(row: Mapping[str, Any], columns: Columns) -> bool:
@@ -18,11 +20,12 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 
 
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
-    value = columns.value(row, "conversations", "conversation", "messages")
+    name, tools = columns.find_all(row, "sharegpt", TURNS, TOOLS)
+    value = row[name] if name is not None else columns.value(row, *TURNS)
     turns, untrained, weights = turns_of(value, "conversations")
     system = row.get("system")
     if isinstance(system, str) and system and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": system})
         untrained = tuple(number + 1 for number in untrained)
         weights = tuple((number + 1, weight) for number, weight in weights)
-    return Chat(turns, tools_of(row, columns), untrained=untrained, weights=weights)
+    return Chat(turns, tools_of(row, tools), untrained=untrained, weights=weights)

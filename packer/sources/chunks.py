@@ -54,6 +54,8 @@ class Records:
     """1-based line of each row, None where the format has no lines."""
     replaced: int = 0
     """Lone surrogates that became U+FFFD."""
+    json: bytes | None = None
+    """What the rows were read from, where that is JSON."""
 
 
 @dataclass(kw_only=True)

@@ -122,9 +122,9 @@ def read(chunk: Chunk) -> Records:
         ) from None
     lines = ElementLines(data, chunk.line)
     if all(isinstance(value, dict) for value in values):
-        return Records(rows=values, lines=lines, replaced=replaced)
+        return Records(rows=values, lines=lines, replaced=replaced, json=data)
     rows = [as_row(value, line) for value, line in zip(values, lines, strict=True)]
-    return Records(rows=rows, lines=lines, replaced=replaced)
+    return Records(rows=rows, lines=lines, replaced=replaced, json=data)
 
 
 class ElementLines(Sequence[int]):

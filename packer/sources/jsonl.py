@@ -48,7 +48,7 @@ def read(chunk: Chunk) -> Records:
             replaced += count
         rows.append(row if type(row) is dict else _checked(row, number))
         lines.append(number)
-    return Records(rows=rows, lines=lines, replaced=replaced)
+    return Records(rows=rows, lines=lines, replaced=replaced, json=data)
 
 
 def _slow(text: bytes, number: int) -> tuple[Any, int]:

@@ -28,8 +28,9 @@ def bfd(
     *,
     max_sequences_per_pack: int | None = None,
     seed: int = 0,
+    shuffle: bool = False,
 ) -> PackPlan:
-    """Plan by best-fit decreasing; nothing is drawn, so `seed` changes nothing.
+    """Plan by best-fit decreasing; nothing is drawn but, with `shuffle`, the order of packs.
 
     `seq_lengths` [N] in tokens, `max_length` the tokens of a pack. Raises InputError for a
     sequence that fits no pack, an empty one, or a limit below 1.
@@ -38,7 +39,7 @@ def bfd(
     cap = max_sequences_per_pack or max(len(lengths), 1)
     occurring, counts = length_counts(lengths)
     events, groups = fill_best(occurring[::-1].tolist(), counts[::-1].tolist(), max_length, cap)
-    return plan_of_events(lengths, events, groups)
+    return plan_of_events(lengths, events, groups, seed if shuffle else None)
 
 
 def fill_best(

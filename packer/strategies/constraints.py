@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from padless.packer.errors import InputError, OptionError
-from padless.packer.plan import Integers, PackPlan, as_lengths, index_type
+from padless.packer.plan import Integers, PackPlan, as_lengths, index_type, shuffle_packs
 from padless.packer.strategies.groups import group
 
 
@@ -26,7 +26,13 @@ class Planner(Protocol):
     """A strategy's own function: lengths [N] in tokens, planned as if there were nothing else."""
 
     def __call__(
-        self, seq_lengths: ArrayLike, max_length: int, *, max_sequences_per_pack: int | None, seed: int
+        self,
+        seq_lengths: ArrayLike,
+        max_length: int,
+        *,
+        max_sequences_per_pack: int | None,
+        seed: int,
+        shuffle: bool,
     ) -> PackPlan: ...
 
 
@@ -41,13 +47,15 @@ class WindowPlanner(Protocol):
         max_sequences_per_pack: int | None,
         seed: int,
         plan_window: int | None,
+        shuffle: bool,
     ) -> PackPlan: ...
 
 
 class Strategy(Protocol):
     """Plans `seq_lengths`, [N] in tokens, into packs of at most `max_length` tokens.
 
-    The same arguments give the same plan. Raises InputError for what no plan can hold.
+    The same arguments give the same plan; `shuffle` puts its packs in the order of `shuffle_packs`.
+    Raises InputError for what no plan can hold.
     """
 
     def __call__(
@@ -61,6 +69,7 @@ class Strategy(Protocol):
         packs_multiple: int = 1,
         plan_window: int | None = None,
         groups: ArrayLike | None = None,
+        shuffle: bool = False,
     ) -> PackPlan: ...
 
 
@@ -77,6 +86,7 @@ def constrained(planner: WindowPlanner, *, cuts: bool = False) -> Strategy:
         packs_multiple: int = 1,
         plan_window: int | None = None,
         groups: ArrayLike | None = None,
+        shuffle: bool = False,
     ) -> PackPlan:
         lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack, cuts=cuts)
         check_constraints(max_length, align, packs_multiple, plan_window)
@@ -93,11 +103,14 @@ def constrained(planner: WindowPlanner, *, cuts: bool = False) -> Strategy:
             max_sequences_per_pack=cap,
             seed=seed,
             plan_window=plan_window,
+            shuffle=shuffle and packs_multiple == 1,
         )
         if plan.starts is not None and plan.lengths is not None:  # a sequence's last part was padded
             taken = np.minimum(plan.lengths, lengths[plan.order] - plan.starts)
             plan = PackPlan(plan.order, plan.offsets, plan.starts, taken.astype(plan.lengths.dtype))
-        plan = split_packs(plan, lengths, packs_multiple)
+        if packs_multiple > 1:
+            plan = split_packs(plan, lengths, packs_multiple)
+            plan = shuffle_packs(plan, seed) if shuffle else plan
         return plan if grouped is None else grouped.expand(plan)
 
     return strategy
@@ -113,20 +126,30 @@ def in_windows(planner: Planner) -> WindowPlanner:
         max_sequences_per_pack: int | None,
         seed: int,
         plan_window: int | None,
+        shuffle: bool,
     ) -> PackPlan:
         lengths = np.asarray(seq_lengths)
         step = plan_window or max(len(lengths), 1)
+        if step >= len(lengths):
+            return planner(
+                lengths, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed, shuffle=shuffle
+            )
         order = np.empty(len(lengths), index_type(len(lengths)))
         offsets: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
         for number, begin in enumerate(range(0, len(lengths), step)):
             part = lengths[begin : begin + step]
             plan = planner(
-                part, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed + number
+                part,
+                max_length,
+                max_sequences_per_pack=max_sequences_per_pack,
+                seed=seed + number,
+                shuffle=False,
             )
             order[begin : begin + step] = plan.order
             order[begin : begin + step] += begin
             offsets.append(plan.offsets[1:] + begin)
-        return PackPlan(order, np.concatenate(offsets))
+        plan = PackPlan(order, np.concatenate(offsets))
+        return shuffle_packs(plan, seed) if shuffle else plan
 
     return windowed
 

@@ -13,7 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.plan import BLOCK, Integers, PackPlan, index_type, length_counts
+from padless.packer.plan import (
+    BLOCK,
+    Integers,
+    PackPlan,
+    drawn_order,
+    index_type,
+    length_counts,
+    shuffle_packs,
+)
 
 # rank of the first sequence, sequences per pack, first pack, sequences already in each pack
 Event = tuple[int, int, int, int]
@@ -23,21 +31,32 @@ Group = tuple[int, int, int]
 Pattern = tuple[int, list[int]]
 
 
-def plan_of_events(lengths: Integers, events: list[Event], groups: list[Group]) -> PackPlan:
+def plan_of_events(
+    lengths: Integers, events: list[Event], groups: list[Group], shuffle: int | None = None
+) -> PackPlan:
     """The plan in which each sequence, longest first, goes where its event says.
 
     `lengths` [N] in tokens. Events follow the ranks without a gap; groups hold every pack once.
+    `shuffle`: the seed of the order of packs, as `shuffle_packs` draws it; None: as they were opened.
     """
     _, packs, sizes = np.array(sorted(groups), np.int64).reshape(-1, 3).T
-    offsets = np.concatenate(([0], np.cumsum(np.repeat(sizes, packs))))
-    return PackPlan(_place(events, offsets, longest_first(lengths, *length_counts(lengths))), offsets)
+    each = np.repeat(sizes.astype(index_type(len(lengths))), packs)  # [packs] sequences
+    offsets = np.zeros(len(each) + 1, np.int64)
+    if shuffle is None:
+        begins = np.cumsum(each, out=offsets[1:]) - each
+    else:
+        moved = drawn_order(len(each), shuffle)
+        np.cumsum(each[moved], out=offsets[1:])
+        begins = np.empty(len(each), np.int64)
+        begins[moved] = offsets[:-1]
+    return PackPlan(_place(events, begins, longest_first(lengths, *length_counts(lengths))), offsets)
 
 
-def plan_of_patterns(lengths: Integers, patterns: Sequence[Pattern], seed: int | None = None) -> PackPlan:
+def plan_of_patterns(lengths: Integers, patterns: Sequence[Pattern], seed: int, *, shuffle: bool) -> PackPlan:
     """The plan whose packs hold the lengths that the patterns say, pattern after pattern.
 
     `lengths` [N] in tokens; the patterns use each exactly as often as it occurs. Which sequences
-    of one length go where is drawn from `seed`; None: they go in the order in which they came.
+    of one length go where is drawn from `seed`, and with `shuffle` the order of the packs.
     """
     sizes = np.array([len(pattern) for _, pattern in patterns], np.int64)
     copies = np.array([copies for copies, _ in patterns], np.int64)
@@ -52,13 +71,11 @@ def plan_of_patterns(lengths: Integers, patterns: Sequence[Pattern], seed: int |
     assert at == len(lengths), f"patterns hold {at} of {len(lengths)} sequences"
     occurring, counts = length_counts(lengths)
     order = np.empty(len(lengths), index_type(len(lengths)))
-    if seed is None:
-        by_length = longest_first(lengths, occurring, counts)
-    else:
-        drawn = random_order(len(lengths), seed)
-        by_length = drawn[longest_first(lengths[drawn], occurring, counts)]
+    drawn = random_order(len(lengths), seed)
+    by_length = drawn[longest_first(lengths[drawn], occurring, counts)]
     order[longest_first(places, occurring, counts)] = by_length
-    return PackPlan(order, offsets)
+    plan = PackPlan(order, offsets)
+    return shuffle_packs(plan, seed) if shuffle else plan
 
 
 def random_order(count: int, seed: int) -> Integers:
@@ -101,9 +118,10 @@ def _stable_argsort(values: Integers) -> NDArray[np.intp]:
     return order
 
 
-def _place(events: list[Event], offsets: NDArray[np.int64], by_length: Integers) -> Integers:
+def _place(events: list[Event], begins: NDArray[np.int64], by_length: Integers) -> Integers:
     """The order of a plan: each sequence of `by_length`, [N], put where its event says.
 
+    `begins`, [packs]: the place of each pack's first sequence.
     The sequence `i` ranks into an event goes into pack `first + i // each`, place
     `size + i % each`.
     """
@@ -117,5 +135,5 @@ def _place(events: list[Event], offsets: NDArray[np.int64], by_length: Integers)
         rank, each, first, size = np.repeat(table[here], shares, axis=0).T
         within = np.arange(begin, end, dtype=table.dtype) - rank
         pack = within // each
-        order[offsets[first + pack] + (size + within - pack * each)] = by_length[begin:end]
+        order[begins[first + pack] + (size + within - pack * each)] = by_length[begin:end]
     return order

@@ -22,8 +22,9 @@ def ffd(
     *,
     max_sequences_per_pack: int | None = None,
     seed: int = 0,
+    shuffle: bool = False,
 ) -> PackPlan:
-    """Plan by first-fit decreasing; nothing is drawn, so `seed` changes nothing.
+    """Plan by first-fit decreasing; nothing is drawn but, with `shuffle`, the order of packs.
 
     `seq_lengths` [N] in tokens, `max_length` the tokens of a pack. Raises InputError for a
     sequence that fits no pack, an empty one, or a limit below 1.
@@ -32,7 +33,7 @@ def ffd(
     cap = max_sequences_per_pack or max(len(lengths), 1)
     occurring, counts = length_counts(lengths)
     events, groups = _fill(occurring[::-1].tolist(), counts[::-1].tolist(), max_length, cap)
-    return plan_of_events(lengths, events, groups)
+    return plan_of_events(lengths, events, groups, seed if shuffle else None)
 
 
 def _fill(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from padless.packer.plan import PackPlan, as_lengths, index_type
+from padless.packer.plan import PackPlan, as_lengths, index_type, shuffle_packs
 
 
 def none(
@@ -18,11 +18,13 @@ def none(
     *,
     max_sequences_per_pack: int | None = None,
     seed: int = 0,
+    shuffle: bool = False,
 ) -> PackPlan:
-    """Plan a pack for every sequence; no cap is below one, and nothing is drawn from `seed`.
+    """Plan a pack for every sequence; no cap is below one; `shuffle` draws their order from `seed`.
 
     `seq_lengths` [N] in tokens, `max_length` the tokens of a pack. Raises InputError for a
     sequence that fits no pack, an empty one, or a limit below 1.
     """
     count = len(as_lengths(seq_lengths, max_length, max_sequences_per_pack))
-    return PackPlan(np.arange(count, dtype=index_type(count)), np.arange(count + 1, dtype=np.int64))
+    plan = PackPlan(np.arange(count, dtype=index_type(count)), np.arange(count + 1, dtype=np.int64))
+    return shuffle_packs(plan, seed) if shuffle else plan

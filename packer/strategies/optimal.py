@@ -2,10 +2,12 @@
 
 Longest first, whole patterns at once, each closed exactly with its last few sequences: on real
 lengths that is the bound, or one above it. Where the data or a cap keep it away from the bound,
-`spread` is drawn a few times from different seeds, and the best of all is taken.
+`spread` is drawn a few times from different seeds, and the best of all is taken. Where that is more than
+one pack in 10,000 over the bound (few sequences to a pack, as between a quarter and a half of it), the
+linear program of the histogram gives a better bound, and its prices guide another plan (see `priced`).
 
-The trade-off is time where the bound cannot be reached: then every order is tried, for one pack in
-a thousand at best. And longest first, like `bfd`, puts the shortest sequences together.
+The trade-off is time where the bound cannot be reached: then all of it is tried, which takes seconds. And
+longest first, like `bfd`, puts the shortest sequences together.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from padless.packer.plan import PackPlan, as_lengths, length_counts, lower_bound
 from padless.packer.strategies.bfd import bfd
 from padless.packer.strategies.closing import Stock, close_longest_first
 from padless.packer.strategies.counting import Pattern, plan_of_patterns
+from padless.packer.strategies.priced import near_enough, priced_patterns
+from padless.packer.strategies.pricing import find_prices
 from padless.packer.strategies.spread import draws, spread_patterns
 
 
@@ -25,6 +29,7 @@ def optimal(
     *,
     max_sequences_per_pack: int | None = None,
     seed: int = 0,
+    shuffle: bool = False,
 ) -> PackPlan:
     """Plan in the order that gives the fewest packs.
 
@@ -50,8 +55,16 @@ def optimal(
             best, fewest = patterns, packs
         if fewest == bound:
             break
+    if not near_enough(fewest, bound):
+        prices = find_prices(occurring, counts, max_length, max_sequences_per_pack)
+        if prices is not None and not near_enough(fewest, max(bound, prices.bound)):
+            patterns = priced_patterns(prices, counts, max_length, cap, seed)
+            if sum(copies for copies, _ in patterns) < fewest:
+                best, fewest = patterns, sum(copies for copies, _ in patterns)
     if fewest > bound:
-        plan = bfd(lengths, max_length, max_sequences_per_pack=max_sequences_per_pack)
+        plan = bfd(
+            lengths, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed, shuffle=shuffle
+        )
         if len(plan) < fewest:
             return plan
-    return plan_of_patterns(lengths, best, seed)
+    return plan_of_patterns(lengths, best, seed, shuffle=shuffle)

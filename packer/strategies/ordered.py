@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from padless.packer.plan import PackPlan, as_lengths, index_type
+from padless.packer.plan import PackPlan, as_lengths, index_type, shuffle_packs
 
 LOOK_AHEAD = 256
 """Where nobody says how far: alpaca's packs at 1,024 to 8,192 tokens are then 99.2 to 100 % of the
@@ -28,10 +28,12 @@ def ordered(
     max_sequences_per_pack: int | None = None,
     seed: int = 0,
     plan_window: int | None = None,
+    shuffle: bool = False,
 ) -> PackPlan:
     """Plan in the input's order; a pack's sequences are among `plan_window` neighbours.
 
-    `seq_lengths` [N] in tokens, `max_length` the tokens of a pack; nothing is drawn from `seed`.
+    `seq_lengths` [N] in tokens, `max_length` the tokens of a pack; nothing is drawn from `seed`
+    but, with `shuffle`, the order of packs.
     Raises InputError for a sequence that fits no pack, an empty one, or a limit below 1.
     """
     lengths = as_lengths(seq_lengths, max_length, max_sequences_per_pack)
@@ -68,4 +70,5 @@ def ordered(
             following += 1
         passed = kept
         offsets.append(len(order))
-    return PackPlan(np.array(order, index_type(len(values))), np.array(offsets, np.int64))
+    plan = PackPlan(np.array(order, index_type(len(values))), np.array(offsets, np.int64))
+    return shuffle_packs(plan, seed) if shuffle else plan

@@ -11,6 +11,12 @@ The trade-off is a loop over single sequences in Python, where `bfd` moves count
 BASE sequences on, most packs are planned once and made several times, of different sequences of the
 same lengths. And where random order needs more than one pack in a thousand more than best-fit
 decreasing (few sequences to a pack, none of them short), the plan of `bfd` is taken.
+
+It is not the default. On the files tried (both of alpaca, two templates, four lengths, with and without a
+cap of 64) it reaches the bound in 64 of 64 plans, and on 216 made-up histograms of 20 to 2,000 sequences it
+never needs more packs than `bfd`; but in 42 of those, nearly all of lengths between a quarter and half of a
+pack, it is two packs or more over the linear bound, and it takes 0.5 s more for 2 million sequences (0.7
+against 0.15 s for alpaca forty times), half of the time in which `repack` is to move them.
 """
 
 from __future__ import annotations
@@ -41,6 +47,7 @@ def spread(
     *,
     max_sequences_per_pack: int | None = None,
     seed: int = 0,
+    shuffle: bool = False,
 ) -> PackPlan:
     """Plan in random order, drawn from `seed`, with exact closings.
 
@@ -59,10 +66,12 @@ def spread(
         if packs == bound or packs > bound + NEARLY or len(lengths) > BASE:
             break
     if packs > bound:
-        plan = bfd(lengths, max_length, max_sequences_per_pack=max_sequences_per_pack)
+        plan = bfd(
+            lengths, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed, shuffle=shuffle
+        )
         if packs > (1 + TOLERANCE) * len(plan):
             return plan
-    return plan_of_patterns(lengths, patterns, seed)
+    return plan_of_patterns(lengths, patterns, seed, shuffle=shuffle)
 
 
 def draws(count: int) -> int:

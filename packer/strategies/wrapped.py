@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from padless.packer.plan import PackPlan, as_lengths, index_type
+from padless.packer.plan import PackPlan, as_lengths, index_type, shuffle_packs
 
 
 def wrapped(
@@ -25,8 +25,9 @@ def wrapped(
     max_sequences_per_pack: int | None,
     seed: int,
     plan_window: int | None,
+    shuffle: bool = False,
 ) -> PackPlan:
-    """Plan by cutting; nothing is drawn from `seed`, and a window is a cap, packs being neighbours.
+    """Plan by cutting; a window is a cap, packs being neighbours. `shuffle` draws their order from `seed`.
 
     `seq_lengths` [N] in tokens, of any length from 1; `max_length` the tokens of a pack. The entries
     of the plan have `starts` and `lengths`. Raises InputError for an empty sequence, or a limit below 1.
@@ -43,12 +44,13 @@ def wrapped(
     order = np.searchsorted(ends, begins, side="right")
     starts = begins - (ends - lengths)[order]
     kind = index_type(int(max(lengths.max(initial=0), len(lengths))))
-    return PackPlan(
+    plan = PackPlan(
         order.astype(index_type(len(lengths))),
         np.concatenate(([0], np.searchsorted(stops, packs) + 1)).astype(np.int64),
         starts.astype(kind),
         (stops - begins).astype(kind),
     )
+    return shuffle_packs(plan, seed) if shuffle else plan
 
 
 def _pack_ends(ends: NDArray[np.int64], max_length: int, cap: int) -> NDArray[np.int64]:

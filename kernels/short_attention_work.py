@@ -1,0 +1,127 @@
+"""What an attention kernel for short packed sequences has to do, worked out from the boundaries alone.
+
+A row's boundaries are known when it is packed, so its tiles are listed once for a batch, on the CPU,
+and serve all layers both ways: no program finds out on the device that it has nothing to do, and nobody
+needs the longest sequence. Tiles begin with sequences: at an alpaca row's mean of 160 tokens key tiles
+of 64 that begin anywhere compute 1.60 times what the mask leaves, those that begin with their sequence
+1.36. The price is four bytes a token and twelve a tile, copied to the device with the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class Tiles(NamedTuple):
+    """How many tokens a tile has; a query tile holds all heads that share keys, as rows of one product."""
+
+    query_tokens: int
+    key_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkList:
+    """A batch's tiles, on the CPU or on a device, in one buffer and so in one copy."""
+
+    buffer: Tensor
+    """int32: the three sections below, each begun at a multiple of 16 bytes."""
+    tokens: int
+    tiles: Tiles
+    query_tiles: int
+    key_tiles: int
+    max_seqlen: int
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """int32 [T]: for each token the first of its sequence."""
+        return self.buffer[: self.tokens]
+
+    @cached_property
+    def queries(self) -> Tensor:
+        """int32 [query_tiles, 3]: first query, end of the queries, first key that they see."""
+        at = _aligned(self.tokens)
+        return self.buffer[at : at + 3 * self.query_tiles].view(-1, 3)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """int32 [key_tiles, 3]: first key, end of the keys, end of the queries that see them."""
+        at = _aligned(self.tokens) + _aligned(3 * self.query_tiles)
+        return self.buffer[at : at + 3 * self.key_tiles].view(-1, 3)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = True) -> WorkList:
+        """The same list on a device; from pinned memory without waiting."""
+        return replace(self, buffer=self.buffer.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> WorkList:
+        """The same list in pinned memory; DataLoader calls this by its name."""
+        return replace(self, buffer=self.buffer.pin_memory())
+
+
+def work_list(boundaries: Sequence[int] | Tensor, tiles: Tiles) -> WorkList:
+    """The tiles of the sequences between `boundaries` [N + 1] on the CPU; empty sequences have none.
+
+    Tiles of the longest sequences come first, so that the last programs to start are short ones; within a
+    sequence the longest tile comes first. Those of one sequence stay together, as they share keys.
+
+    Raises ValueError for boundaries that do not begin at 0, that fall, or that end at 2**31 or beyond.
+    """
+    bounds = boundaries.tolist() if isinstance(boundaries, Tensor) else list(boundaries)
+    if not bounds or bounds[0] != 0 or any(b < a for a, b in pairwise(bounds)) or bounds[-1] >= 2**31:
+        shown = bounds if len(bounds) < 12 else [*bounds[:6], "...", *bounds[-5:]]
+        raise ValueError(f"boundaries are {shown}; they must begin at 0, never fall and stay below 2**31")
+    sequences = [(a, b) for a, b in pairwise(bounds) if b > a]
+    queries = _cut(sequences, tiles.query_tokens, lambda t: t.start - t.end)
+    keys = _cut(sequences, tiles.key_tokens, lambda t: t.first - t.last)
+    starts, ends = torch.tensor(sequences or [(0, 0)], dtype=torch.int32).T
+    sections = (
+        starts.repeat_interleave(ends - starts),
+        torch.tensor([(t.first, t.end, t.start) for t in queries], dtype=torch.int32).flatten(),
+        torch.tensor([(t.first, t.end, t.last) for t in keys], dtype=torch.int32).flatten(),
+    )
+    padded = [pad(x, (0, _aligned(len(x)) - len(x))) for x in sections]
+    longest = max((b - a for a, b in sequences), default=0)
+    return WorkList(
+        buffer=torch.cat(padded),
+        tokens=bounds[-1],
+        tiles=tiles,
+        query_tiles=len(queries),
+        key_tiles=len(keys),
+        max_seqlen=longest,
+    )
+
+
+class _Tile(NamedTuple):
+    """Tokens first to end; their sequences are those from start to last, the first of `longest` tokens."""
+
+    first: int
+    end: int
+    start: int
+    last: int
+    longest: int
+
+
+def _cut(sequences: list[tuple[int, int]], size: int, cheapest_last: Callable[[_Tile], int]) -> list[_Tile]:
+    """Tiles of at most `size` tokens. A sequence's rest is joined by the sequences after it that fit whole:
+    that fills lanes which would be idle, and costs no step more than tiles of their own would."""
+    tiles: list[_Tile] = []
+    for a, b in sequences:
+        if tiles and b - tiles[-1].first <= size:
+            tiles[-1] = tiles[-1]._replace(end=b, last=b)
+            continue
+        tiles.extend(_Tile(t, min(t + size, b), a, b, b - a) for t in range(a, b, size))
+    # Sorting is stable: tiles of sequences of one length stay by sequence.
+    tiles.sort(key=lambda t: (-t.longest, t.start, cheapest_last(t)))
+    return tiles
+
+
+def _aligned(count: int) -> int:
+    """The next multiple of four int32: Triton compiles apart for addresses that are no multiple of 16."""
+    return -(-count // 4) * 4

@@ -1,0 +1,127 @@
+"""The sections of the report's page about records and where they came from; names and rows are bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from padless.packer.charts import key, strip
+from padless.packer.meanings import MEANINGS, NOTABLE
+from padless.packer.page import section, table, text
+
+_SOURCES, _REASONS, _ROWS = 40, 100, 3
+
+
+def fates(report: dict[str, Any]) -> str:
+    """What became of the tokens of each source, and why."""
+    counts = report["tokens_by_fate"]
+    whole = max(1, sum(counts.values()))
+    shares = [
+        ("now", counts["trained"] / whole),
+        ("third", counts["masked"] / whole),
+        ("was", counts["cut"] / whole),
+    ]
+    legend = key(
+        [
+            ("now", f"trained {counts['trained']:,}"),
+            ("third", f"masked {counts['masked']:,}"),
+            ("was", f"cut {counts['cut']:,}"),
+        ]
+    )
+    sources = sorted(report["by_source"], key=lambda source: (-source["tokens"], source["source"]))
+    rows, reasons = [], []
+    for source in sources[:_SOURCES]:
+        mine = max(1, source["tokens"] + source["cut_tokens"])
+        rows.append(
+            (
+                text(source["source"], 120),
+                f"{source['records']:,}",
+                f"{source['dropped']:,}",
+                f"{source['tokens']:,}",
+                f"{source['share']:.1%}",
+                strip(
+                    [
+                        ("now", source["trained_tokens"] / mine),
+                        ("third", source["masked_tokens"] / mine),
+                        ("was", source["cut_tokens"] / mine),
+                    ],
+                    f"{source['trained_tokens']:,} trained, {source['masked_tokens']:,} masked, "
+                    f"{source['cut_tokens']:,} cut",
+                ),
+            )
+        )
+    for source in sources:
+        for reason, examples in list(source["examples"].items())[:10]:
+            reasons.append(
+                (
+                    text(source["source"], 120),
+                    text(reason),
+                    f"{source['dropped_by_reason'].get(reason, 0):,}",
+                    f"{source['cut_by_reason'].get(reason, 0):,}",
+                    text(", ".join(map(str, examples))),
+                )
+            )
+    more = len(sources) - _SOURCES
+    body = [
+        legend,
+        strip(shares, "all tokens: trained, masked, cut"),
+        table(
+            "Tokens by source",
+            ("source", "records", "dropped", "tokens", "share of tokens", "trained, masked, cut"),
+            rows,
+            words=(0, 5),
+            wide=(1, 2, 4),
+            long=(0,),
+        ),
+        f'<p class="quiet">… and {more:,} more sources.</p>' if more > 0 else "",
+    ]
+    if reasons:
+        columns = ("source", "reason", "records dropped", "tokens cut", "rows, the first")
+        body.append(table("Reasons", columns, reasons[:_REASONS], words=(0, 1, 4), wide=(2,), long=(0,)))
+    return section("fates", *MEANINGS["fates"], *body)
+
+
+def notable(report: dict[str, Any]) -> str:
+    """The ends of the scale, and what is there more than once."""
+    rows = [
+        (
+            text(word.split(" (")[0]),
+            f"{line['length']:,}",
+            f"{line['num_targets']:,}",
+            f"{line['cut']:,}",
+            text(line["source"], 120),
+            f"{line['row']:,}",
+            "none" if line["pack"] < 0 else f"{line['pack']:,}",
+        )
+        for name, word in NOTABLE.items()
+        for line in report["notable"].get(name, [])[:_ROWS]
+    ]
+    columns = ("what", "tokens", "trained", "cut", "source", "row", "pack")
+    return section(
+        "notable",
+        *MEANINGS["notable"],
+        table("Longest and oddest", columns, rows, words=(0, 4), wide=(2, 6), long=(4,)),
+        _groups(report),
+    )
+
+
+def _groups(report: dict[str, Any]) -> str:
+    repeated = report["duplicates"]
+    if not repeated or not repeated["groups"]:
+        return ""
+    rows = [
+        (
+            f"{group['copies']:,}",
+            f"{group['length']:,}",
+            "; ".join(
+                f"{text(report['by_source'][source]['source'], 80)} row {row}"
+                for source, row in group["rows"]
+            ),
+        )
+        for group in repeated["groups"]
+    ]
+    title, meaning = MEANINGS["duplicates"]
+    return (
+        f'<h2 class="next">{title}</h2><p class="meaning">{meaning} {repeated["sequences"]:,} sequences, '
+        f"{repeated['tokens']:,} tokens; the most copied:</p>"
+        + table("Duplicates", ("copies", "tokens", "where"), rows, words=(2,), long=(2,))
+    )

@@ -1,0 +1,42 @@
+"""Our own kernels for rows of short sequences, where nothing that was measured is faster.
+
+A tile is a few tokens' queries of all heads that share keys, so that rows of 50 to 300 tokens keep a
+device busy, and the way back writes each gradient once, without sums in float32. The tiles come from
+the boundaries, in host memory, once a batch (`Boundaries.lengths` waits for the device where nothing
+else is known). What the kernels cannot do (sinks, seeing what comes after) goes to a library.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from padless.runtime.attention.backend import Backend, Options, Request, cuda_refusal, lacks
+from padless.runtime.attention.boundaries import Boundaries
+
+
+def _unavailable(request: Request) -> str | None:
+    if not request.causal:
+        return "it is causal alone"
+    if torch.compiler.is_compiling():
+        return "a compiled program makes boundaries, and so tiles, anew in every layer"
+    half = (torch.float16, torch.bfloat16)
+    return lacks(request, "sinks") or cuda_refusal(request, capability=(8, 0), dtypes=half, head_dim=256)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
+    from padless.kernels.short_attention import short_attention, tiles_for
+    from padless.kernels.short_attention_work import WorkList, work_list
+
+    tiles = tiles_for(q.shape[1], k.shape[1], q.shape[2])
+
+    def listed() -> WorkList:
+        ends = torch.tensor([0, *boundaries.lengths()]).cumsum(0)
+        work = work_list(ends, tiles)
+        return (work.pin_memory() if q.is_cuda else work).to(q.device)
+
+    work = boundaries.made(("short", tiles, q.device), listed)
+    return short_attention(q, k, v, work, scale=options.scale, window=options.window, softcap=options.softcap)
+
+
+BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False)

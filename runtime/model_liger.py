@@ -1,0 +1,169 @@
+"""Liger's kernels in one model, where liger-kernel is installed: RMS norms, gated MLPs, head and loss.
+
+Liger's own patching replaces classes in transformers' modules, for every model of the process; here its
+functions are set on this model's modules, and taken off again. Norms and MLPs are Liger's in every call,
+with boundaries or without: the same function with other rounding. The loss is Liger's in packed training
+calls with labels, whose logits are then never made (`output.logits` is None); it waits for the device once,
+to count the labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from padless.runtime.errors import ModelError
+from padless.runtime.model_families import Decoder, family_of
+from padless.runtime.model_wiring import Rewired
+
+PARTS = ("rms_norm", "mlp", "loss")
+_QWEN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+_LLAMA = ("llama", "mistral", "mixtral", "ministral3", *_QWEN, "phi3", "smollm3")
+NORMS: dict[str, tuple[float, str]] = {
+    **dict.fromkeys((*_LLAMA, "granite"), (0.0, "llama")),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3"), (1.0, "gemma")),
+}
+"""Family -> what is added to the weight, and Liger's name for where it rounds."""
+LOSSES = ("llama", "mistral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "olmo3")
+"""Families whose logits are their head's output, nothing scaled or capped."""
+_GATES = {"SiLU": "LigerSiLUMulFunction", "SiLUActivation": "LigerSiLUMulFunction"}
+_GATES |= {"GELUTanh": "LigerGELUMulFunction", "PytorchGELUTanh": "LigerGELUMulFunction"}
+
+
+def liger_parts(liger: str | bool | Iterable[str], decoder: Decoder) -> tuple[str, ...]:
+    """Which of PARTS are to be switched on: "auto", True, False or their names.
+
+    Raises ModelError for other names, and where Liger is asked for and not installed.
+    """
+    installed = find_spec("liger_kernel") is not None
+    if liger == "auto":
+        on_device = all(parameter.is_cuda for parameter in decoder.module.parameters())
+        return PARTS if installed and on_device else ()
+    parts = {True: PARTS, False: ()}[liger] if isinstance(liger, bool) else tuple(liger)
+    if isinstance(liger, str) or set(parts) - set(PARTS):
+        raise ModelError(f"liger is {liger!r}; it is 'auto', True, False or a list of {', '.join(PARTS)}")
+    if parts and not installed:
+        raise ModelError(
+            f"liger is {liger!r} and liger-kernel is not installed: pip install 'padless[liger]'"
+        )
+    return parts
+
+
+def switch_on(model: nn.Module, decoder: Decoder, parts: Iterable[str]) -> list[Any]:
+    """Set Liger's functions on a model; what is given back can be removed, in reverse order."""
+    family, changes = family_of(decoder.attention[0]), list[Any]()
+    if "rms_norm" in parts and family in NORMS:
+        norms = [part for part in decoder.module.modules() if type(part).__name__.endswith("RMSNorm")]
+        changes += [_set_forward(norm, _norm(*NORMS[family])) for norm in norms]
+    if "mlp" in parts:
+        mlps = [part for part in decoder.module.modules() if _gate(part) is not None]
+        changes += [_set_forward(mlp, _mlp(_gate(mlp) or "")) for mlp in mlps]
+    if "loss" in parts and family in LOSSES:
+        both = ("lm_head", "loss_function")
+        owner = next((part for part in model.modules() if all(hasattr(part, name) for name in both)), None)
+        if owner is not None:
+            changes += FusedLoss(owner).changes
+    return changes
+
+
+def _set_forward(module: nn.Module, forward: Callable[..., Any]) -> Rewired:
+    had = vars(module).get("forward")
+    module.forward = MethodType(forward, module)
+    return Rewired(module=module, slot="forward", had=had)
+
+
+def _norm(offset: float, casting: str) -> Callable[..., Tensor]:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        eps = getattr(self, "variance_epsilon", None) or self.eps
+        # Not in place: that would overwrite a gradient which a residual may still need.
+        out: Tensor = LigerRMSNormFunction.apply(hidden_states, self.weight, eps, offset, casting, False)
+        return out
+
+    return forward
+
+
+def _gate(module: nn.Module) -> str | None:
+    """Liger's function for a gated MLP's product; None for other modules and activations."""
+    projections = ("gate_proj", "up_proj", "down_proj")
+    if not all(isinstance(getattr(module, name, None), nn.Module) for name in projections):
+        return None
+    return _GATES.get(type(getattr(module, "act_fn", None)).__name__)
+
+
+def _mlp(name: str) -> Callable[..., Tensor]:
+    from liger_kernel.ops import geglu, swiglu
+
+    gated: Any = getattr(swiglu, name, None) or getattr(geglu, name)
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(gated.apply(self.gate_proj(x), self.up_proj(x)))
+        return out
+
+    return forward
+
+
+class FusedLoss:
+    """A model's head and loss in one, computed where the head is called: its weights are whole there."""
+
+    def __init__(self, model: Any) -> None:
+        self._head, self._project, self._own_loss = model.lm_head, model.lm_head.forward, model.loss_function
+        self._call: dict[str, Any] | None = None
+        """Labels and the like, while a call is on whose logits nobody needs."""
+        self._loss: Tensor | None = None
+        former = Rewired(module=model, slot="_loss_function", had=vars(model).get("_loss_function"))
+        head = Rewired(module=self._head, slot="forward", had=vars(self._head).get("forward"))
+        model.loss_function, self._head.forward = self.loss, self.project
+        self.changes = [
+            former,
+            head,
+            model.register_forward_pre_hook(self.begin, with_kwargs=True),
+            model.register_forward_hook(self.end, with_kwargs=True, always_call=True),
+        ]
+
+    def begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Before the model's forward: whether this is a packed training call."""
+        given = all(kwargs.get(name) is not None for name in ("labels", "cu_seq_lens_q"))
+        wanted = model.training and given
+        names = ("labels", "num_items_in_batch", "shift_labels")
+        self._call = {name: kwargs.get(name) for name in names} if wanted else None
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Stands in for the head's forward."""
+        if self._call is None:
+            logits: Tensor = self._project(hidden)
+            return logits
+        self._loss = _liger_loss(hidden, self._head, **self._call)
+        return hidden
+
+    def loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the model's loss function."""
+        return self._own_loss(*args, **kwargs) if self._loss is None else self._loss
+
+    def end(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        """After the model's forward, also one that failed."""
+        used, self._call, self._loss = self._loss is not None, None, None
+        if used and hasattr(output, "logits"):
+            output.logits = None
+        return output
+
+
+def _liger_loss(
+    hidden: Tensor, head: Any, *, labels: Tensor, num_items_in_batch: Any, shift_labels: Tensor | None
+) -> Tensor:
+    """The mean, or the sum over num_items_in_batch, of the next tokens' cross-entropy."""
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    targets = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift_labels is None else shift_labels
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    rows, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1).contiguous()
+    found: Any = LigerFusedLinearCrossEntropyFunction.apply(
+        rows, head.weight, targets, head.bias, None, -100, 0.0, 0.0, reduction
+    )
+    loss: Tensor = found[0] if isinstance(found, tuple) else found
+    return loss if num_items_in_batch is None else loss / num_items_in_batch

@@ -1,0 +1,181 @@
+"""One model's packed path beside the path it had: chosen by each call, by whether it has boundaries.
+
+An attention module of transformers finds its attention function and its rotation among the globals of its
+file. On the packed path the very same code runs over a copy of those globals in which the two are ours;
+without boundaries the module's own forward runs, untouched, with the config, masks and caches it had. So
+nothing is changed on a class, a module of transformers or a config, and nothing is registered: other
+models of the process see nothing, and a saved config does not name padless. The price: what replaces
+those globals after `prepare_model` is not seen on the packed path.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from padless.kernels.rope import rope_qk, rope_qk_
+from padless.runtime.attention import varlen_attention
+from padless.runtime.errors import ModelError
+from padless.runtime.model_families import INTERFACE, ROTARY, ROTATION, Rotary, code_of, family_of, mentions
+
+
+class PackedAttention:
+    """Stands where transformers keeps its attention functions, and gives ours whatever is asked for."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+
+    def get_interface(self, name: str, default: Any = None) -> Callable[..., tuple[Tensor, None]]:
+        return self.attend
+
+    def __getitem__(self, name: str) -> Callable[..., tuple[Tensor, None]]:
+        return self.attend
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        cu_seq_lens_q: Tensor,
+        max_length_q: int,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **rest: Any,
+    ) -> tuple[Tensor, None]:
+        """query [B, Hq, T, D], key and value [B, Hk, T, D] -> [B, T, Hq, D], over B * T tokens in a row."""
+        if attention_mask is not None and attention_mask.numel():
+            raise ModelError(
+                f"{type(module).__name__} got boundaries and an attention mask; packed batches have none"
+            )
+        if dropout:
+            raise ModelError(
+                f"varlen attention has no dropout and {type(module).__name__} asks for {dropout}"
+            )
+        if position_bias is not None:
+            raise ModelError(f"varlen attention has no position bias, which {type(module).__name__} asks for")
+        batch, _, tokens, _ = query.shape
+        if key.shape[2] != tokens:
+            raise ModelError(f"{tokens} queries meet {key.shape[2]} keys: packed batches have no cache")
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+        out = varlen_attention(
+            q,
+            k,
+            v,
+            cu_seq_lens_q,
+            max_length_q,
+            scale=scaling,
+            window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            backend=self._backend,
+        )
+        return out.view(batch, tokens, *out.shape[1:]), None
+
+
+def rotation(rotary: Rotary) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A family's apply_rotary_pos_emb on the kernel: q [B, Hq, T, D], k [B, Hk, T, D]."""
+    rotate = rope_qk_ if rotary.in_place else rope_qk
+
+    def apply_rotary_pos_emb(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        turned = cos.shape[-1] * (2 if rotary.half_width else 1)
+        if rotary.repeated:
+            cos, sin = cos[..., ::2], sin[..., ::2]
+        q, k = rotate(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            cos,
+            sin,
+            interleaved=rotary.interleaved,
+            rotary_dim=turned,
+        )
+        return q.transpose(1, 2), k.transpose(1, 2)
+
+    return apply_rotary_pos_emb
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rewired:
+    """A module whose forward was set on the instance, and what was set there before."""
+
+    module: nn.Module
+    slot: str
+    had: Any
+
+    def remove(self) -> None:
+        """Undo it."""
+        if self.had is None:
+            vars(self.module).pop(self.slot, None)
+        else:
+            setattr(self.module, self.slot, self.had)
+
+
+def rewire(attention: nn.Module, attend: PackedAttention, *, rope: bool) -> Rewired:
+    """Give an attention module its packed path beside its own."""
+    # accelerate wraps a module's forward and keeps what it wrapped under this name.
+    slot = "_old_forward" if "_old_forward" in vars(attention) else "forward"
+    had = vars(attention).get(slot)
+    own = getattr(had, "__func__", None) if had is not None else type(attention).forward
+    if own is None:
+        raise ModelError(
+            f"{type(attention).__name__}.forward was replaced on this model by {had!r}; prepare the model "
+            "before what replaced it"
+        )
+    setattr(attention, slot, MethodType(_either(own, _packed(attention, attend, rope)), attention))
+    return Rewired(module=attention, slot=slot, had=had)
+
+
+def turns_by_kernel(attention: nn.Module) -> bool:
+    """Whether an attention module's rotation is one that the kernel computes."""
+    return family_of(attention) in ROTARY and mentions(code_of(attention), ROTATION)
+
+
+def _packed(attention: nn.Module, attend: PackedAttention, rope: bool) -> Callable[..., Any]:
+    ours: dict[str, Any] = {INTERFACE: attend, "eager_attention_forward": attend.attend}
+    if rope and turns_by_kernel(attention):
+        ours[ROTATION] = rotation(ROTARY[family_of(attention)])
+    written = code_of(attention)
+    # Without __name__: torch.compile would look these globals up in the module of that name.
+    scope = {name: value for name, value in written.__globals__.items() if name != "__name__"} | ours
+    packed = FunctionType(
+        written.__code__, scope, written.__name__, written.__defaults__, written.__closure__
+    )
+    packed.__kwdefaults__ = written.__kwdefaults__
+    return packed
+
+
+def _either(own: Callable[..., Any], packed: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("cu_seq_lens_q") is not None:
+            return packed(self, *args, **kwargs)
+        if any(
+            isinstance(given, Tensor) and not given.numel() and given.ndim == 4 for given in kwargs.values()
+        ):
+            raise ModelError(
+                f"a batch's boundaries did not reach {type(self).__name__}: this model's layers do not "
+                "hand them on; train it with padding"
+            )
+        return own(self, *args, **kwargs)
+
+    return forward
+
+
+def _is_made(given: Any) -> bool:
+    """Whether an argument is the mask of a packed batch (see model_calls)."""
+    return isinstance(given, Tensor) and given.ndim == 4 and not given.numel()

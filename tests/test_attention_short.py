@@ -1,0 +1,123 @@
+"""The backend of our own kernels: the same attention, tiles once a batch, taken where it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attending import attend_slowly, bounds_of  # noqa: E402
+
+from padless.kernels import short_attention_work  # noqa: E402
+from padless.runtime import attention  # noqa: E402
+from padless.runtime.attention import (  # noqa: E402
+    BACKENDS,
+    Options,
+    Request,
+    backend,
+    boundaries_of,
+    choose,
+    flash_attn_3,
+    flash_attn_4,
+)
+from padless.runtime.errors import BackendError  # noqa: E402
+from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
+
+LENGTHS = [5, 1, 9, 3]
+SHORT = BACKENDS["short"]
+PLAIN = Options(True, 8**-0.5, None, None, None, False)
+
+
+def request(**changed: Any) -> Request:
+    given: dict[str, Any] = {
+        "device": torch.device("cuda"), "dtype": torch.bfloat16, "head_dim": 128, "q_heads": 32, "k_heads": 8,
+        "tokens": 16_384, "sequences": 100, "max_seqlen": 700, "causal": True, "window": False,
+        "softcap": False, "sinks": False, "deterministic": False, "backward": True,
+    }  # fmt: skip
+    return Request(**given | changed)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says of what compute capability CUDA devices are, and which libraries can be imported."""
+
+    def be(capability: tuple[int, int], *libraries: str) -> None:
+        def refusal(module: str, package: str) -> str | None:
+            return None if package in libraries else f"{package} is not installed"
+
+        for module in (attention, backend, flash_attn_3, flash_attn_4):
+            monkeypatch.setattr(module, "capability_of", lambda device: capability, raising=False)
+            monkeypatch.setattr(module, "import_refusal", refusal, raising=False)
+
+    return be
+
+
+@pytest.mark.parametrize(
+    "features", [{}, {"scale": 0.3}, {"window": 3}, {"window": 2, "softcap": 1.5}], ids=str
+)
+def test_it_is_the_reference(features: dict[str, Any]) -> None:
+    leaves = [torch.randn(18, h, 8, dtype=torch.float64, requires_grad=True) for h in (6, 2, 2)]
+    boundaries = boundaries_of(bounds_of(LENGTHS), 9, 18)
+    out = SHORT.forward(*leaves, boundaries, PLAIN._replace(**features))
+    want = attend_slowly(*leaves, LENGTHS, **features)
+    grad = torch.randn_like(want)
+    assert torch.allclose(out, want)
+    for x, y in zip(*(torch.autograd.grad(o, leaves, grad) for o in (out, want)), strict=True):
+        assert torch.allclose(x, y)
+
+
+def test_tiles_are_listed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    listed = short_attention_work.work_list
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return listed(*args)
+
+    monkeypatch.setattr(short_attention_work, "work_list", counted)
+    bounds = bounds_of(LENGTHS)
+    for _ in range(3):
+        q, k, v = (torch.randn(18, h, 8) for h in (6, 2, 2))
+        SHORT.forward(q, k, v, boundaries_of(bounds, 9, 18), PLAIN)
+    assert len(calls) == 1
+
+
+def test_a_batch_on_a_device_knows_its_boundaries_without_waiting() -> None:
+    """A meta tensor has no values to wait for."""
+    bounds = bounds_of(LENGTHS)
+    batch = VarlenBatch(cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=9).to("meta")
+    moved = batch["cu_seq_lens_q"]
+    assert moved.is_meta and boundaries_of(moved, 9, 18).lengths() == LENGTHS
+    bounds[1:] += 1  # the copy on the device is what it was
+    assert boundaries_of(moved, 10, 18).lengths() == LENGTHS
+
+
+def test_auto_takes_it_for_long_rows_of_short_sequences(device: Callable[..., None]) -> None:
+    device((9, 0))
+    assert choose(request()) == "short"
+    assert choose(request(tokens=16_383)) == "flash"
+    assert choose(request(tokens=32_768, sequences=4)) == "short"
+    assert choose(request(tokens=32_769, sequences=4)) == "flash"
+
+
+def test_auto_takes_a_faster_library_from_shorter_ones(device: Callable[..., None]) -> None:
+    device((9, 0), "flash-attn-4")
+    assert choose(request(sequences=32)) == "short"
+    assert choose(request(sequences=31)) == "flash_attn_4"
+
+
+def test_auto_leaves_devices_that_were_not_measured(device: Callable[..., None]) -> None:
+    device((8, 0))
+    assert choose(request()) == "flash"
+    assert choose(request(), "short") == "short"
+
+
+@pytest.mark.parametrize("changed", [{"causal": False}, {"head_dim": 264}, {"dtype": torch.float32}], ids=str)
+def test_what_it_cannot_do_goes_to_a_library(device: Callable[..., None], changed: dict[str, Any]) -> None:
+    device((9, 0))
+    assert choose(request(**changed)) != "short"
+    with pytest.raises(BackendError, match="'short' cannot do this"):
+        choose(request(**changed), "short")

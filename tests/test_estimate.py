@@ -1,0 +1,95 @@
+"""An estimate is what a build of the sample would give, with an error that covers the rest."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from building import DEMO, MAX_LENGTH, TOKENIZER, build_arguments, built, demo_rows, pack, write_lines
+
+from padless.packer.report import build_report
+
+OPTIONS = ("--tokenizer", TOKENIZER, "--max-length", MAX_LENGTH)
+
+
+def test_all_records_give_what_the_build_gives(tmp_path: Path) -> None:
+    found = pack("estimate", DEMO, *OPTIONS, "--json").json
+    built(DEMO, tmp_path / "packed")
+    report = build_report(tmp_path / "packed")
+    assert not found["is_sample"]
+    assert (found["sequences"], found["tokens"]) == (report["sequences"], report["tokens"])
+    assert found["sequence_lengths"] == report["sequence_lengths"]
+    assert found["trained_share"] == report["tokens_by_fate"]["trained"] / report["tokens"]
+    for size, share in report["padding"]["random"].items():
+        assert found["padding"][size] == {"value": share, "error": 0.0}
+    tried = {(row["strategy"], row["max_length"]): row for row in found["plans"]}
+    assert set(tried) == {(row["strategy"], row["max_length"]) for row in report["alternatives"]}
+    for row in report["alternatives"]:
+        plan = tried[row["strategy"], row["max_length"]]
+        assert plan["too_long"] == pytest.approx(row["too_long"] / report["sequences"])
+        assert plan["utilization_error"] == 0
+    assert tried["spread", MAX_LENGTH]["utilization"] > 0.99
+
+
+def test_a_sample_says_how_sure_it_is() -> None:
+    whole = pack("estimate", DEMO, *OPTIONS, "--json").json
+    some = pack("estimate", DEMO, *OPTIONS, "--limit", 150, "--json").json
+    assert some["is_sample"] and some["records"] == 150
+    for size in ("2", "8", "32"):
+        error = some["padding"][size]["error"]
+        assert 0.001 < error < 0.2
+        assert abs(some["padding"][size]["value"] - whole["padding"][size]["value"]) < 3 * error
+    mean, error = some["tokens_per_sequence"]["value"], some["tokens_per_sequence"]["error"]
+    assert abs(mean - whole["tokens_per_sequence"]["value"]) < 3 * error
+
+
+def test_the_same_command_says_the_same() -> None:
+    first, second = (pack("estimate", DEMO, *OPTIONS, "--limit", 50, "--json").json for _ in range(2))
+    assert first == second
+
+
+def test_each_source_has_its_sample_and_faults_are_counted(tmp_path: Path) -> None:
+    rows = demo_rows()
+    a = write_lines(tmp_path / "a.jsonl", rows[:60])
+    b = write_lines(tmp_path / "b.jsonl", [*rows[60:79], {"instruction": 5}, rows[79]])
+    found = pack("estimate", a, b, *OPTIONS, "--limit", 40, "--json").json
+    counted = [(source["records"], source["dropped"], source["is_sample"]) for source in found["sources"]]
+    assert counted == [(40, 0, True), (21, 1, False)]
+    assert found["sequences"] == 60
+
+
+def test_records_over_the_length_are_counted_at_each_length(tmp_path: Path) -> None:
+    long = {**demo_rows()[0], "output": "word " * 3000}
+    source = write_lines(tmp_path / "long.jsonl", [long, *demo_rows()[:3]])
+    found = pack("estimate", source, *OPTIONS, "--json").json
+    shares = {row["max_length"]: row["too_long"] for row in found["plans"]}
+    assert shares[MAX_LENGTH] == 0.25 and shares[4 * MAX_LENGTH] == 0
+
+
+def test_it_fits_a_terminal_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = pack("estimate", DEMO, *OPTIONS, "--limit", 100)
+    assert run.code == 0, run.err
+    assert max(map(len, run.out.splitlines())) <= 80
+    assert "of a batch of 8 would be padding" in run.out and "±" in run.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--limit", 0), "--limit must be at least 1 record"),
+        (("--split", "train,test"), "an estimate is of one split"),
+        (("--align", 2 * MAX_LENGTH), "--align"),
+    ],
+)
+def test_wrong_use_is_told(more: tuple[object, ...], words: str) -> None:
+    run = pack("estimate", DEMO, *OPTIONS, *more)
+    assert run.code == 2 and words in run.err, run.err
+
+
+def test_a_source_that_is_not_there_is_told_as_by_build(tmp_path: Path) -> None:
+    run = pack("estimate", tmp_path / "nowhere.jsonl", *OPTIONS)
+    assert run.code == 2
+    assert run.err == pack(*build_arguments(tmp_path / "nowhere.jsonl", tmp_path / "out")).err

@@ -1,0 +1,154 @@
+"""Liger's parts are switched on one by one, in this model alone, and taken off again.
+
+liger-kernel runs on GPUs only, so a stand-in with its call signatures computes the same in PyTorch here;
+tests/test_models_gpu.py has the real one.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import packed, step, tiny
+from torch import Tensor
+
+from padless.runtime import model_liger
+from padless.runtime.errors import ModelError
+from padless.runtime.model_liger import NORMS, PARTS
+from padless.runtime.models import prepare_model, restore_model
+
+calls: list[str] = []
+
+
+class Norm:
+    @staticmethod
+    def apply(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str, in_place: bool) -> Tensor:
+        assert casting in ("llama", "gemma") and not in_place
+        calls.append("rms_norm")
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (weight + offset)
+
+
+class SiLU:
+    @staticmethod
+    def apply(gate: Tensor, up: Tensor) -> Tensor:
+        calls.append("mlp")
+        return torch.nn.functional.silu(gate) * up
+
+
+class GELU:
+    @staticmethod
+    def apply(gate: Tensor, up: Tensor) -> Tensor:
+        calls.append("mlp")
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
+class Loss:
+    @staticmethod
+    def apply(
+        rows: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        _: None,
+        ignored: int,
+        a: float,
+        b: float,
+        how: str,
+    ) -> tuple[Tensor, None]:
+        calls.append("loss")
+        logits = torch.nn.functional.linear(rows, weight, bias)
+        return torch.nn.functional.cross_entropy(logits, target, ignore_index=ignored, reduction=how), None
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls.clear()
+    names: dict[str, dict[str, Any]] = {
+        "rms_norm": dict(LigerRMSNormFunction=Norm),
+        "swiglu": dict(LigerSiLUMulFunction=SiLU),
+        "geglu": dict(LigerGELUMulFunction=GELU),
+        "fused_linear_cross_entropy": dict(LigerFusedLinearCrossEntropyFunction=Loss),
+    }
+    ops = ModuleType("liger_kernel.ops")
+    monkeypatch.setitem(sys.modules, "liger_kernel", ModuleType("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops", ops)
+    for name, content in names.items():
+        module = ModuleType(f"liger_kernel.ops.{name}")
+        vars(module).update(content)
+        setattr(ops, name, module)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(model_liger, "find_spec", lambda name: object())
+
+
+@pytest.mark.parametrize("items", [None, 14])
+@pytest.mark.parametrize("family", NORMS)
+def test_with_all_parts_a_training_step_is_the_same(family: str, items: int | None) -> None:
+    batch = packed([5, 1, 9, 3]).model_inputs()
+    model = prepare_model(tiny(family), check=True).train()
+    expected, gradients = step(model, lambda: model(**batch, num_items_in_batch=items).loss)
+    assert not calls
+    prepare_model(model, check=True, liger=True)
+    loss, found = step(model, lambda: model(**batch, num_items_in_batch=items).loss)
+    assert {"rms_norm"} <= set(calls)
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_has_a_switch(part: str) -> None:
+    model = prepare_model(tiny("qwen3"), check=True, liger=[part]).train()
+    out = model(**packed([3, 4]).model_inputs())
+    assert set(calls) == {part}
+    assert (out.logits is None) == (part == "loss")
+
+
+def test_logits_are_made_where_they_are_asked_for() -> None:
+    model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]), packed([3, 4]).model_inputs()
+    assert model.eval()(**batch).logits.shape == (1, 7, 96)
+    assert model.train()(**dict(batch, labels=None)).logits.shape == (1, 7, 96)
+    ids = batch["input_ids"]
+    assert model(input_ids=ids, labels=ids).logits.shape == (1, 7, 96)
+    assert not calls
+
+
+def test_a_call_that_fails_leaves_nothing_behind() -> None:
+    model, batch = (
+        prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(),
+        packed([3, 4]).model_inputs(),
+    )
+    with pytest.raises(ModelError):
+        model(**batch, attention_mask=torch.ones(1, 7))
+    assert model.lm_head(torch.zeros(1, 2, 32)).shape == (1, 2, 96)
+
+
+def test_restored_models_and_copies_stand_on_their_own() -> None:
+    model, batch = tiny("qwen3").train(), packed([3, 4]).model_inputs()
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    prepare_model(model, check=True, liger=True)
+    expected = model(**batch).loss
+    twin = copy.deepcopy(model)
+    restore_model(model)
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    calls.clear()
+    assert torch.equal(twin(**batch).loss, expected) and set(calls) == set(PARTS)
+    restore_model(twin)
+    calls.clear()
+    torch.testing.assert_close(twin(**batch).loss, expected)
+    assert not calls
+
+
+def test_wrong_names_and_a_missing_liger_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("all", ["rope"]):
+        with pytest.raises(ModelError, match="rms_norm, mlp, loss"):
+            prepare_model(tiny("qwen3"), liger=wrong)
+    monkeypatch.setattr(model_liger, "find_spec", lambda name: None)
+    prepare_model(tiny("qwen3"), liger="auto")
+    with pytest.raises(ModelError, match=r"pip install 'padless\[liger\]'"):
+        prepare_model(tiny("qwen3"), liger=True)

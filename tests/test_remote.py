@@ -1,0 +1,281 @@
+"""Folders behind URLs: the same batches, whole files in the cache, and errors as of local folders."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed import Folder, count_up, write_folder, write_splits
+from ranks import numbers, read_through_cache
+from torch.utils.data import DataLoader
+
+from padless.runtime.errors import (
+    ChecksumError,
+    FormatError,
+    MissingFileError,
+    NotPackedError,
+    PlanError,
+    RemoteError,
+    SplitError,
+    StateError,
+    TruncatedFileError,
+)
+from padless.runtime.reader import PackedReader
+from padless.runtime.stream import PackedStream
+
+PACKS = 46
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """23 shards of two packs, each pack one sequence."""
+    path = tmp_path_factory.mktemp("remote") / "packed"
+    write_folder(path, Folder(packs=[count_up(1 + number % 7, first=number) for number in range(PACKS)]))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket(packed: Path) -> Iterator[Any]:
+    """The folder in fsspec's memory, as memory://bucket/packed."""
+    system = fsspec.filesystem("memory")
+    for file in packed.rglob("*"):
+        if file.is_file():
+            system.pipe_file(f"/bucket/packed/{file.relative_to(packed)}", file.read_bytes())
+    yield system
+    system.rm("/bucket", recursive=True)
+
+
+URL = "memory://bucket/packed"
+
+
+def kept(cache: Path) -> list[Path]:
+    """The complete files of a cache."""
+    return sorted(path for path in cache.iterdir() if not path.suffix)
+
+
+def test_packs_behind_a_url_are_those_of_the_folder(packed: Path, bucket: Any, cache: Path) -> None:
+    remote, local = PackedReader(URL), PackedReader(packed)
+    assert not cache.exists(), "opening reads the manifest alone"
+    assert [remote[number].input_ids.tolist() for number in range(PACKS)] == [
+        local[number].input_ids.tolist() for number in range(PACKS)
+    ]
+    assert remote.sequence_table().equals(local.sequence_table())
+    assert pickle.loads(pickle.dumps(remote))[3].input_ids.tolist() == [3] * 4
+    assert PackedReader(f"file://{packed}", verify=True)[5].num_tokens == 6
+
+
+@pytest.mark.parametrize("balance", [None, "attention"])
+def test_a_stream_shuffles_shards_and_sees_each_pack_once(
+    packed: Path, bucket: Any, balance: str | None
+) -> None:
+    options: dict[str, Any] = {"packs_per_batch": 3, "remainder": "pad", "balance": balance}
+    ranks = [list(PackedStream(URL, rank=rank, world_size=2, **options)) for rank in range(2)]
+    assert len(ranks[0]) == len(ranks[1])
+    assert sorted(number for rank in ranks for batch in rank for number in numbers(batch)) == list(
+        range(PACKS)
+    )
+    # The order hangs on how packs are shuffled and not on where they lie.
+    local = [PackedStream(packed, rank=rank, world_size=2, shuffle="shards", **options) for rank in range(2)]
+    assert [[numbers(batch) for batch in rank] for rank in ranks] == [
+        [numbers(batch) for batch in rank] for rank in local
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**62 - 1),
+    epoch=st.integers(0, 5),
+    stop=st.integers(0, PACKS),
+    world_size=st.sampled_from([1, 2, 3]),
+)
+def test_a_window_of_shards_is_done_before_the_next_and_can_be_resumed(
+    packed: Path, seed: int, epoch: int, stop: int, world_size: int
+) -> None:
+    options: dict[str, Any] = {"seed": seed, "epoch": epoch, "shuffle": "shards", "remainder": "pad"}
+    stream = PackedStream(packed, rank=0, world_size=1, **options)
+    order = [numbers(batch)[0] for batch in stream]
+    assert sorted(order) == list(range(PACKS))
+    windows = [{number // 2 for number in order[first : first + 8]} for first in range(0, PACKS, 8)]
+    assert [len(window) for window in windows] == [4, 4, 4, 4, 4, 3], "shards, whole, four at a time"
+    stream.set_epoch(epoch)
+    for _ in zip(range(stop), stream, strict=False):
+        pass
+    state = json.loads(json.dumps(stream.state_dict()))
+    seen = order[:stop]
+    if state["epoch"] == epoch:
+        rest = []
+        for rank in range(world_size):
+            resumed = PackedStream(packed, rank=rank, world_size=world_size, **options)
+            resumed.load_state_dict(state)
+            rest.append([numbers(batch) for batch in resumed])
+        seen += [number for step in zip(*rest, strict=True) for batch in step for number in batch]
+    assert seen == order
+
+
+def test_epochs_and_seeds_order_shards_anew(packed: Path) -> None:
+    orders = {
+        tuple(numbers(b)[0] for b in PackedStream(packed, rank=0, world_size=1, shuffle="shards", **options))
+        for options in ({}, {"seed": 1}, {"epoch": 1})
+    }
+    assert len(orders) == 3
+
+
+def test_a_state_of_another_shuffle_is_refused(packed: Path, bucket: Any) -> None:
+    state = PackedStream(packed, rank=0, world_size=1).state_dict()
+    with pytest.raises(StateError, match="shuffle=True, this stream has shuffle='shards'"):
+        PackedStream(URL, rank=0, world_size=1).load_state_dict(state)
+
+
+def test_the_cache_keeps_its_limit_by_what_was_used_longest_ago(
+    packed: Path, bucket: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [file.stat().st_size for file in packed.glob("shard-*")]
+    monkeypatch.setenv("PADLESS_CACHE_BYTES", str(max(sizes) * 5))
+    reader = PackedReader(URL)
+    held = [reader[number] for number in range(PACKS)]
+    assert 3 <= len(kept(cache)) <= 5
+    assert sum(path.stat().st_size for path in kept(cache)) <= max(sizes) * 5
+    # Packs that are still held outlive their files.
+    assert [pack.input_ids.tolist() for pack in held] == [[n] * (1 + n % 7) for n in range(PACKS)]
+    last = reader.manifest.shards[-1].checksum.replace(":", "-")
+    assert cache / last in kept(cache)
+    monkeypatch.setenv("PADLESS_CACHE_BYTES", "2 GB")
+    with pytest.raises(RemoteError, match="'2 GB'.*whole number"):
+        PackedReader(URL)
+
+
+def test_shards_are_read_ahead(packed: Path, bucket: Any, cache: Path) -> None:
+    batches = iter(PackedStream(URL, rank=0, world_size=1))
+    next(batches)
+    reader = PackedReader(URL)
+    reader.read_ahead([0, 1, 2])
+    assert reader.remote is not None and reader.remote._ahead is not None
+    reader.remote._ahead[1].shutdown(wait=True)
+    wanted = {shard.checksum.replace(":", "-") for shard in reader.manifest.shards[:3]}
+    assert wanted <= {path.name for path in kept(cache)}
+    bucket.rm("/bucket/packed", recursive=True)
+    assert reader[0].num_tokens == 1, "what was read ahead is here"
+    bucket.pipe_file("/bucket/packed/manifest.json", (packed / "manifest.json").read_bytes())
+
+
+def spoil(bucket: Any, shard: str, how: str) -> None:
+    path = f"/bucket/packed/{shard}"
+    data = bucket.cat_file(path)
+    if how == "missing":
+        bucket.rm(path)
+    else:
+        bucket.pipe_file(path, data[:-8] if how == "cut" else data[:300] + b"!" + data[301:])
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("missing", MissingFileError), ("cut", TruncatedFileError), ("changed", ChecksumError)],
+)
+def test_a_bad_file_is_an_error_that_names_it_and_leaves_nothing(
+    bucket: Any, cache: Path, how: str, error: type[FormatError]
+) -> None:
+    """BR-128, BR-129: within a moment, and never a wrong batch."""
+    reader = PackedReader(URL)
+    shard = reader.manifest.shards[0].file
+    spoil(bucket, shard, how)
+    for _ in range(2):
+        with pytest.raises(error, match=f"{URL}/{shard}"):
+            reader[0]
+    assert [path for path in cache.iterdir() if path.suffix != ".lock"] == []
+    assert reader[2].num_tokens == 3
+
+
+def test_damage_on_the_way_is_tried_again(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BR-128."""
+    reader = PackedReader(URL)
+    opened = type(bucket).open
+    broken = [True]
+
+    def once(self: Any, path: str, *args: Any, **options: Any) -> Any:
+        file = opened(self, path, *args, **options)
+        if broken and path.endswith(".arrow"):
+            broken.pop()
+            file.read(8)
+        return file
+
+    monkeypatch.setattr(type(bucket), "open", once)
+    assert reader[0].input_ids.tolist() == [0]
+    assert not broken
+
+
+def test_what_is_no_folder_or_cannot_be_reached_is_told(packed: Path, bucket: Any) -> None:
+    with pytest.raises(NotPackedError, match="memory://bucket/other has no manifest.json"):
+        PackedReader("memory://bucket/other")
+    with pytest.raises(RemoteError, match="nowhere://packed"):
+        PackedReader("nowhere://packed")
+    with pytest.raises(PlanError, match="needs a local folder"):
+        PackedReader(URL, plan="long")
+
+
+def test_a_split_behind_a_url_is_asked_for(tmp_path: Path) -> None:
+    splits = {name: Folder(packs=[count_up(1 + size)]) for size, name in enumerate(("train", "validation"))}
+    write_splits(tmp_path / "splits", splits)
+    url = f"file://{tmp_path}/splits"
+    assert PackedReader(url, split="validation")[0].num_tokens == 2
+    assert PackedReader(f"{url}/train")[0].num_tokens == 1
+    for options, message in (({}, "train, validation"), ({"split": "test"}, "no split 'test'")):
+        with pytest.raises(SplitError, match=message):
+            PackedReader(url, **options)
+    manifest = tmp_path / "splits" / "train" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    with pytest.raises(TruncatedFileError, match="train/manifest.json"):
+        PackedReader(url, split="train")
+
+
+def test_forked_loader_workers_read_through_the_cache(packed: Path, cache: Path) -> None:
+    stream = PackedStream(f"file://{packed}", rank=0, world_size=1)
+    wanted = [numbers(batch) for batch in stream]
+    stream.set_epoch(0)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert [numbers(batch) for batch in loader] == wanted
+
+
+def test_processes_share_a_cache_and_a_killed_one_leaves_no_file_that_looks_whole(
+    packed: Path, cache: Path
+) -> None:
+    """BR-124: a part of a file, as a kill leaves it, is under a name that nobody reads."""
+    shard = PackedReader(packed).manifest.shards[0]
+    killed = (
+        "import os, sys; from padless.runtime.reader import PackedReader; from padless.runtime import cache\n"
+        "cache.os.fsync = lambda file: os.kill(os.getpid(), 9)\n"
+        "PackedReader(sys.argv[1])[0]"
+    )
+    run = subprocess.run([sys.executable, "-c", killed, f"file://{packed}"], env=os.environ, check=False)
+    assert run.returncode == -9
+    assert kept(cache) == []
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    readers = [
+        context.Process(target=read_through_cache, args=(f"file://{packed}", results)) for _ in range(2)
+    ]
+    for reader in readers:
+        reader.start()
+    found = [results.get(timeout=120) for _ in readers]
+    for reader in readers:
+        reader.join(10)
+    assert found == [[[number] * (1 + number % 7) for number in range(PACKS)]] * 2
+    assert (cache / shard.checksum.replace(":", "-")).stat().st_size == shard.bytes
+    assert len(kept(cache)) == PACKS // 2
+    assert not list(cache.glob("*.part"))

@@ -1,0 +1,311 @@
+"""Every number of a report equals one computed from the shards and the table, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from building import MAX_LENGTH, built, demo_rows, pack, write_lines
+from slow_report import before_cutting, labels_of, lengths_of, lines_of, nearest, rank, repeated, rows_of
+
+from padless.packer import measure as measuring
+from padless.packer.cost import cost_of
+from padless.packer.measure import measure
+from padless.packer.report import BATCH_SIZES, build_report
+from padless.packer.strategies import STRATEGIES
+from padless.runtime.reader import PackedReader
+
+MODEL = cost_of(
+    {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "sliding_window": 50,
+    }
+)
+
+
+def build_mixed(folder: Path) -> Path:
+    """Two sources, of which one has a long record, a malformed and a repeated one."""
+    rows = demo_rows()
+    first = write_lines(folder / "a.jsonl", rows[:150])
+    long = {**rows[150], "output": "word " * 3000}
+    second = write_lines(folder / "b.jsonl", [rows[150], long, {"instruction": 5}, *rows[151:220], rows[0]])
+    built(first, folder / "packed", second, "--overflow", "drop", "--on-bad-record", "drop", "--seed", 3)
+    return folder / "packed"
+
+
+def build_split(folder: Path) -> Path:
+    """Texts that are cut into fragments."""
+    texts = [{"text": f"number {number} " * (40 + 90 * (number % 13))} for number in range(60)]
+    built(
+        write_lines(folder / "t.jsonl", texts), folder / "packed", "--overflow", "split", "--max-length", 256
+    )
+    return folder / "packed"
+
+
+@pytest.fixture(scope="module", params=[build_mixed, build_split])
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = request.param(tmp_path_factory.mktemp("report"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(packed: Path) -> dict[str, Any]:
+    return build_report(packed, model=MODEL)
+
+
+def test_packs_and_tokens(packed: Path, report: dict[str, Any]) -> None:
+    packs = rows_of(packed)
+    tokens = sum(len(one["input_ids"]) for one in packs)
+    assert report["packs"] == len(packs)
+    assert report["tokens"] == tokens
+    assert report["sequences"] == len(lengths_of(packs))
+    assert report["utilization"] == tokens / (len(packs) * report["max_length"])
+    trained = sum(label != -100 for one in packs for label in labels_of(one))
+    cut = sum(line["cut"] for line in lines_of(packed))
+    assert report["tokens_by_fate"] == {"trained": trained, "masked": tokens - trained, "cut": cut}
+    tenths = [0] * 20
+    for one in packs:
+        share = len(one["input_ids"]) / report["max_length"]
+        tenths[next(k for k in range(20) if share <= (k + 1) / 20 + 1e-12)] += 1
+    assert report["pack_utilization"]["packs"] == tenths
+    full = sum(len(one["input_ids"]) == report["max_length"] for one in packs)
+    assert report["pack_utilization"]["full"] == full
+
+
+def test_a_pack_at_its_marks(packed: Path, report: dict[str, Any]) -> None:
+    packs = rows_of(packed)
+    of_packs = {
+        "sequences": [len(one["seq_lengths"]) for one in packs],
+        "tokens": [len(one["input_ids"]) for one in packs],
+        "trained_tokens": [sum(label != -100 for label in labels_of(one)) for one in packs],
+        "longest": [max(one["seq_lengths"]) for one in packs],
+        "attention_cost": [sum(length**2 for length in one["seq_lengths"]) for one in packs],
+    }
+    marks = {"p5": 0.05, "median": 0.5, "p95": 0.95}
+    for name, values in of_packs.items():
+        wanted = {mark: nearest(values, share) for mark, share in marks.items()}
+        assert report["per_pack"][name] == wanted, name
+    rows = max(sum(one["seq_lengths"]) + 128 * len(one["seq_lengths"]) for one in packs)
+    flash = {"rows": rows, "heads_times_head_size": (2**31 - 1) // rows}
+    assert report["flash_attention_2_backward"] == flash
+
+
+def test_lengths_before_and_after(packed: Path, report: dict[str, Any]) -> None:
+    for name, lengths in (
+        ("sequence_lengths", lengths_of(rows_of(packed))),
+        ("record_lengths", before_cutting(lines_of(packed))),
+    ):
+        found = report[name]
+        shares = {
+            "min": 0,
+            "p5": 0.05,
+            "p25": 0.25,
+            "median": 0.5,
+            "p75": 0.75,
+            "p95": 0.95,
+            "p99": 0.99,
+            "max": 1,
+        }
+        assert {mark: found[mark] for mark in shares} == {m: rank(lengths, s) for m, s in shares.items()}
+        assert found["mean"] == pytest.approx(sum(lengths) / len(lengths))
+        histogram = found["histogram"]
+        for begin, end, sequences, tokens in zip(
+            histogram["edges"],
+            histogram["edges"][1:],
+            histogram["sequences"],
+            histogram["tokens"],
+            strict=False,
+        ):
+            inside = [length for length in lengths if begin <= length < end]
+            assert (sequences, tokens) == (len(inside), sum(inside))
+        assert sum(histogram["sequences"]) == len(lengths)
+
+
+def test_padding_and_gain(packed: Path, report: dict[str, Any]) -> None:
+    lengths = lengths_of(rows_of(packed))
+    generator = np.random.default_rng(1)
+    tokens, squares, pairs = (np.zeros(300) for _ in range(3))
+    padding = {size: np.zeros(300) for size in BATCH_SIZES}
+
+    def attention(length: int) -> float:
+        near = sum(min(place + 1, 50) for place in range(length))
+        return MODEL.full * length * (length + 1) / 2 + MODEL.sliding * near
+
+    for trial in range(300):
+        order = generator.permutation(lengths).tolist()
+        for size in BATCH_SIZES:
+            batches = [order[at : at + size] for at in range(0, len(order), size)]
+            padded = sum(max(batch) * len(batch) for batch in batches)
+            padding[size][trial] = 1 - sum(lengths) / padded
+            if size == 8:
+                tokens[trial] = padded
+                squares[trial] = sum(max(batch) ** 2 * len(batch) for batch in batches)
+                if trial < 30:
+                    pairs[trial] = sum(attention(max(batch)) * len(batch) for batch in batches)
+    for size in BATCH_SIZES:
+        assert report["padding"]["random"][str(size)] == pytest.approx(padding[size].mean(), abs=0.004)
+        ordered = sorted(lengths)
+        batches = [ordered[at : at + size] for at in range(0, len(ordered), size)]
+        padded = sum(max(batch) * len(batch) for batch in batches)
+        assert report["padding"]["grouped"][str(size)] == pytest.approx(1 - sum(lengths) / padded)
+    gain = report["speed_up"]
+    assert gain["linear"] == pytest.approx(tokens.mean() / report["capacity"], rel=0.01)
+    assert gain["quadratic"] == pytest.approx(squares.mean() / sum(n * n for n in lengths), rel=0.02)
+    now = sum(map(attention, lengths))
+    before = MODEL.linear * tokens.mean() + pairs[:30].mean()
+    assert gain["total"] == pytest.approx(before / (MODEL.linear * report["capacity"] + now), rel=0.02)
+    assert gain["attention_share"] == pytest.approx(now / (MODEL.linear * report["capacity"] + now))
+
+
+def test_steps_keep_the_rows(packed: Path, report: dict[str, Any]) -> None:
+    packs = rows_of(packed)
+    sequences = len(lengths_of(packs))
+    for size in BATCH_SIZES:
+        row = report["steps"][str(size)]
+        assert row["unpacked_steps"] == len(range(0, sequences, size))
+        rows = {k: k * sequences / len(packs) for k in range(1, 100)}
+        closest = min(rows, key=lambda k: abs(rows[k] - size))
+        assert row["packs_per_step"] == closest
+        assert row["rows_per_step"] == pytest.approx(rows[closest])
+        assert row["packed_steps"] == len(range(0, len(packs), closest))
+
+
+def test_fates_by_source(packed: Path, report: dict[str, Any]) -> None:
+    lines = lines_of(packed)
+    for number, found in enumerate(report["by_source"]):
+        mine = [line for line in lines if line["source"] == number]
+        firsts = [line for line in mine if line["part"] == 0]
+        for word, status in (("whole",) * 2, ("truncated",) * 2, ("split", "fragment"), ("dropped",) * 2):
+            assert found[word] == sum(line["status"] == status for line in firsts)
+        assert found["records"] == len(firsts)
+        assert found["tokens"] == sum(line["length"] for line in mine)
+        assert found["sequences"] == sum(line["length"] > 0 for line in mine)
+        assert found["trained_tokens"] == sum(line["num_targets"] for line in mine)
+        assert found["cut_tokens"] == sum(line["cut"] for line in mine)
+        assert found["share"] == found["tokens"] / report["tokens"]
+        reasons = {line["reason"] for line in mine if line["reason"]}
+        assert set(found["examples"]) == reasons
+        for reason in reasons:
+            rows = [line["row"] for line in firsts if line["reason"] == reason]
+            assert found["examples"][reason] == rows[:3]
+            gone = [line for line in firsts if (line["reason"], line["status"]) == (reason, "dropped")]
+            assert found["dropped_by_reason"].get(reason, 0) == len(gone)
+            cut = sum(line["cut"] for line in mine if line["reason"] == reason)
+            assert found["cut_by_reason"].get(reason, 0) == cut
+
+
+def test_other_plans_are_those_that_the_strategies_make(packed: Path, report: dict[str, Any]) -> None:
+    lengths = [line["length"] for line in lines_of(packed) if line["length"]]
+    assert {row["max_length"] for row in report["alternatives"]} >= {
+        report["max_length"] * k for k in (1, 2, 4)
+    }
+    for row in report["alternatives"]:
+        fit = [length for length in lengths if length <= row["max_length"]]
+        plan = STRATEGIES[row["strategy"]](fit, row["max_length"], max_sequences_per_pack=1024)
+        assert row["packs"] == len(plan)
+        assert row["utilization"] == pytest.approx(sum(fit) / (len(plan) * row["max_length"]))
+        assert row["sequences_per_pack"] == len(fit) / len(plan)
+        assert row["too_long"] == len(lengths) - len(fit)
+    here = next(
+        r for r in report["alternatives"] if (r["strategy"], r["max_length"]) == ("bfd", report["max_length"])
+    )
+    assert here["packs"] == report["packs"]
+
+
+def test_the_ends_of_the_scale(packed: Path, report: dict[str, Any]) -> None:
+    lines = [dict(line, sequence_id=number) for number, line in enumerate(lines_of(packed))]
+    kept = [line for line in lines if line["length"]]
+    for name, among, key in (
+        (
+            "longest",
+            [line for line in lines if line["length"] + line["cut"]],
+            lambda x: -x["length"] - x["cut"],
+        ),
+        ("shortest", kept, lambda x: x["length"]),
+        ("least_trained", [x for x in kept if x["length"] >= 16], lambda x: x["num_targets"] / x["length"]),
+        ("most_cut", [line for line in lines if line["cut"]], lambda x: -x["cut"]),
+    ):
+        wanted = sorted(among, key=lambda line: (key(line), line["sequence_id"]))[:5]
+        found = report["notable"][name]
+        assert [line["sequence_id"] for line in found] == [line["sequence_id"] for line in wanted]
+        assert [line["row"] for line in found] == [line["row"] for line in wanted]
+
+
+def test_duplicates(packed: Path, report: dict[str, Any]) -> None:
+    counted = repeated(rows_of(packed))
+    found = report["duplicates"]
+    assert found["sequences"] == sum(count - 1 for count in counted.values())
+    assert found["tokens"] == sum((count - 1) * len(tokens) for tokens, count in counted.items())
+    copies = sorted((count for count in counted.values() if count > 1), reverse=True)
+    assert [group["copies"] for group in found["groups"]] == copies[:5]
+    lines = lines_of(packed)
+    for group in found["groups"]:
+        for source, row in group["rows"]:
+            assert any((line["source"], line["row"]) == (source, row) for line in lines)
+
+
+def test_ranks_wait_for_the_costliest_pack(packed: Path, report: dict[str, Any]) -> None:
+    """The order is the runtime's own, seen through a stream; the waiting is computed anew."""
+    stream = pytest.importorskip("padless.runtime.stream")
+    lines = lines_of(packed)
+    costs = [0.0] * report["packs"]
+    for line in lines:
+        if line["length"]:
+            one = np.array([float(line["length"])])
+            costs[line["pack"]] += float(MODEL.total(one)[0])
+    ranks = 2
+    batches = [
+        [batch["sequence_ids"].tolist() for batch in stream.PackedStream(packed, rank=rank, world_size=ranks)]
+        for rank in range(ranks)
+    ]
+    busy = waited = 0.0
+    for step in zip(*batches, strict=True):
+        of_ranks = [costs[lines[ids[0]]["pack"]] for ids in step]
+        busy += sum(of_ranks)
+        waited += ranks * max(of_ranks)
+    assert report["idle"]["2"]["random"] == pytest.approx(1 - busy / waited)
+    assert report["idle"]["2"]["balanced"] <= report["idle"]["2"]["random"] + 1e-9
+
+
+def test_a_further_plan_is_counted_by_its_own_packs(packed: Path) -> None:
+    folder = packed
+    assert pack("repack", folder, "--plan-only", "twice", "--max-length", 2 * MAX_LENGTH).code == 0
+    found = build_report(folder, plan="twice")
+    reader = PackedReader(folder, plan="twice")
+    packs = [reader[number] for number in range(len(reader))]
+    assert (found["packs"], found["tokens"]) == (len(packs), sum(one.num_tokens for one in packs))
+    assert found["max_length"] == 2 * MAX_LENGTH
+    for name, values in (
+        ("trained_tokens", [one.num_targets for one in packs]),
+        ("attention_cost", [one.attention_cost for one in packs]),
+        ("longest", [one.max_seqlen for one in packs]),
+    ):
+        assert found["per_pack"][name]["median"] == nearest(values, 0.5)
+
+
+def test_a_table_read_in_pieces_counts_the_same(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build_report(packed)
+    lines = PackedReader.sequence_lines
+
+    def in_pieces(self: PackedReader, columns: Sequence[str], *, lines_: int = 7, **_: int) -> Iterator[Any]:
+        return lines(self, columns, lines=lines_)
+
+    monkeypatch.setattr(PackedReader, "sequence_lines", in_pieces)
+    assert build_report(packed) == whole
+
+
+def test_lengths_for_other_plans_are_thinned_evenly(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "SAMPLE", 20)
+    reader = PackedReader(packed)
+    found = measure(reader)
+    lengths = [line["length"] for line in lines_of(packed) if line["length"]]
+    assert 20 <= len(found.sample) <= 40
+    assert found.sample.tolist() == lengths[:: found.thinned]

@@ -54,9 +54,9 @@ def evaluate(
     plan: str | None = None,
     device: torch.device | str | int = "cpu",
 ) -> Evaluation:
-    """Run a packed folder through a causal model that keeps packed sequences apart, each pack exactly once.
+    """Run a packed folder through a causal model that keeps packed sequences apart, each pack once.
 
-    With torch.distributed every rank calls it, evaluates its part, and gets the loss over all. The model is in
+    With torch.distributed each rank calls it, evaluates its part, and gets the loss over all. The model is in
     eval mode meanwhile. Raises what PackedStream raises.
     """
     reader = PackedReader(path, split=split)

@@ -23,12 +23,12 @@ from padless.packer.formats.examples import Columns
 
 FORMATS = {
     "preference": preference,
-    "rollout": rollout,
     "tokenized": tokenized,
     "messages": messages,
     "sharegpt": sharegpt,
     "alpaca": alpaca,
     "prompt-completion": prompt_completion,
+    "rollout": rollout,
     "text": text,
 }
 

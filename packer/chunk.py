@@ -6,7 +6,7 @@ bytes that come out, whichever worker does it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,9 @@ class ChunkResult(NamedTuple):
     records: int
     problems: list[Problem]
     replaced: int
-    weights: NDArray[np.float32] | None = None
-    """[values]: each token's weight in the loss, 0 where the record gives none; None: no record does."""
+    weights: NDArray[Any] | None = None
+    """[values]: each token's weight in the loss (float32), 0 where the record gives none; or what rollouts
+    have for it (VALUES); None: no record gives any."""
 
 
 class ChunkWork:

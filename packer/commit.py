@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from padless.packer.advice import FLASH_ROWS
 from padless.packer.durable import sync_folder, write_bytes
-from padless.packer.extra_columns import GROUP
+from padless.packer.extra_columns import group_column
 from padless.packer.gather import Gather
 from padless.packer.identity import version_of
 from padless.packer.kept_shards import KeptShards
@@ -134,7 +134,7 @@ def write_rest(
         options={
             **facts.options,
             "packed_with": strategy,
-            **({"grouped_by": GROUP} if GROUP in lines.extras else {}),
+            **_grouped(lines),
         },
         sources=tuple(
             replace(s, records=records)
@@ -154,8 +154,13 @@ def write_rest(
 
 def _planned(lines: SplitLines, strategy: str) -> dict[str, Any]:
     """Options that are each split's own."""
-    grouped = {"grouped_by": GROUP} if GROUP in lines.extras else {}
-    return {"packed_with": strategy, **grouped}
+    return {"packed_with": strategy, **_grouped(lines)}
+
+
+def _grouped(lines: SplitLines) -> dict[str, str]:
+    """The column whose sequences share packs, where there is one."""
+    name = group_column(lines.extras)
+    return {} if name is None else {"grouped_by": name}
 
 
 def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ and weights in a file of their own (packer/token_store.py), so a build without t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +18,13 @@ from padless.runtime.format import ColumnInfo
 if TYPE_CHECKING:
     from padless.packer.tables import SplitLines
 
-SEQUENCE_COLUMNS = {"pair_id": "int64", "is_chosen": "int8", "label": "int8"}
+VERDICTS = {"pair_id": "int64", "is_chosen": "int8", "label": "int8"}
 """Extra columns at sequence level, there where any sequence has a value; -1 is none."""
+SEQUENCE_COLUMNS = {**VERDICTS, "reward": "float32", "group_id": "int64"}
+"""All at sequence level; the last two are of rollouts."""
 GROUP = "pair_id"
-"""The column whose sequences of one value share a pack."""
+"""The column whose sequences of one value share a pack; of rollouts it is another one."""
+GROUPS = (GROUP, "group_id")
 WEIGHTS = ColumnInfo(name="loss_weight", level="token", type="list<float32>")
 """The extra column of weights: 1 for trained tokens whose record gives none, 0 for others."""
 
@@ -41,8 +44,8 @@ class Judged:
         self.count += len(lines)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """[sequences] each: those of SEQUENCE_COLUMNS that some sequence has a value of."""
-        columns = {name: _without_value(self.count, kind) for name, kind in SEQUENCE_COLUMNS.items()}
+        """[sequences] each: those of VERDICTS that some sequence has a value of."""
+        columns = {name: _without_value(self.count, kind) for name, kind in VERDICTS.items()}
         for start, record, verdict in self.found:
             here = slice(start, start + len(record))
             paired = (verdict == CHOSEN) | (verdict == REJECTED)
@@ -60,6 +63,8 @@ def _without_value(count: int, kind: str) -> NDArray[Any]:
 def extra_columns(splits: Sequence[SplitLines], *, weighted: bool) -> tuple[ColumnInfo, ...]:
     """The extra columns of a build, the same for all its splits; `weighted`: some record weighs its turns."""
     found = [WEIGHTS] if weighted else []
+    for name in splits[0].token_extras or ():
+        found.append(ColumnInfo(name=name, level="token", type="list<float32>"))
     for name, kind in SEQUENCE_COLUMNS.items():
         if any(name in split.extras for split in splits):
             found.append(ColumnInfo(name=name, level="sequence", type=f"list<{kind}>"))
@@ -68,9 +73,15 @@ def extra_columns(splits: Sequence[SplitLines], *, weighted: bool) -> tuple[Colu
     return tuple(found)
 
 
+def group_column(names: Iterable[str]) -> str | None:
+    """The one among columns whose sequences of one value share a pack."""
+    return next((name for name in names if name in GROUPS), None)
+
+
 def groups_of(extras: Mapping[str, NDArray[Any]], sequences: int) -> NDArray[np.int64] | None:
     """[sequences] a number for each, the same for those that must share a pack; None: none must."""
-    if GROUP not in extras:
+    name = group_column(extras)
+    if name is None:
         return None
-    column = extras[GROUP].astype(np.int64)
+    column = extras[name].astype(np.int64)
     return np.where(column < 0, -1 - np.arange(sequences), column)

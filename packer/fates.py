@@ -6,7 +6,7 @@ Every record gets at least one line, and every token is either in a line's seque
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from padless.packer.lines import (
     WHOLE,
     Problem,
 )
+from padless.packer.rollouts import values_of
 from padless.packer.spans import Spanned
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ class Parts:
 
 def apply_policies(
     config: PackConfig, prepared: Prepared, sequences: Sequences
-) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.float32] | None, list[Problem]]:
-    """Lines, values (a trained token t as -1 - t), weights, and what the policies do not let pass."""
+) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[Any] | None, list[Problem]]:
+    """Lines, values (a trained token t as -1 - t), weights or VALUES, and what is not let pass."""
     records, spanned = sequences.records, sequences.spanned
     trained = _trained(config, prepared, sequences)
     offsets = spanned.offsets
@@ -83,7 +84,9 @@ def apply_policies(
     if config.on_empty_reply == "drop":
         _drop(status, reason, empty_reply, EMPTY_REPLY)
     too_long = (lengths > config.max_length) & (status != DROPPED)
-    weights = _weights(prepared, sequences)
+    weights: NDArray[Any] | None = _weights(prepared, sequences)
+    if prepared.rollouts:
+        weights = values_of(prepared.rollouts, records, offsets, trained)
     problems: list[Problem] = []
     special = Parts([], [], [], [], [], [])
     if config.overflow == "drop":

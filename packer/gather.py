@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.rollouts import VALUES
 from padless.runtime.format import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class StoreGather:
     """Sequence-level columns, [sequences] each."""
     cut: bool = False
     """Fragments, of which all but the first token is trained, whatever the store says."""
+    is_rollout: bool = False
+    """`weights` are VALUES of rollouts."""
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
@@ -90,12 +93,15 @@ class StoreGather:
 
     @property
     def is_weighted(self) -> bool:
-        return self.weights is not None
+        return self.weights is not None and not self.is_rollout
 
     def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
             return column
+        if self.is_rollout:
+            values = np.frombuffer(self._taken(self.weights, sequences, VALUES.itemsize), dtype=VALUES)
+            return np.ascontiguousarray(values[name])
         found: NDArray[np.float32] = np.frombuffer(self._taken(self.weights, sequences), dtype="<f4").copy()
         found[found == 0] = 1  # the record gives none
         trained = self.values(sequences) < 0
@@ -106,11 +112,11 @@ class StoreGather:
         found[~trained] = 0
         return found
 
-    def _taken(self, binary: pa.Array, sequences: NDArray[Any]) -> pa.Buffer:
+    def _taken(self, binary: pa.Array, sequences: NDArray[Any], size: int = 4) -> pa.Buffer:
         import pyarrow as pa
 
         elements = self.elements[sequences]
         indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
         taken = binary.take(indexes)
         tokens = int(self.lengths[sequences].sum(dtype=np.int64))
-        return taken.buffers()[2].slice(0, tokens * 4)
+        return taken.buffers()[2].slice(0, tokens * size)

@@ -28,6 +28,7 @@ from padless.packer.kept_shards import KeptShards
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
+from padless.packer.rollouts import enter
 from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
 from padless.packer.sources.splits import is_for_evaluation
@@ -192,6 +193,8 @@ class Build:
         lines = collect(store, len(self.identity.splits), len(self.files))
         self._check_losses(lines)
         count = len(lines)
+        if "rollout" in stage.formats.values():
+            self._enter_rollouts(store, stage, lines)
         plans = self._plan(lines, lambda n: (block for _, block in lines_of_split(store, n, count, None)))
         self._done("plan")
         tokens, weights = lay_elements(store)
@@ -355,6 +358,17 @@ class Build:
                 needed = needed_for_shards(facts.tokenizer, layout, plans, lines, kept.bytes)
                 raise with_room(error, needed, output) from error
             raise
+
+    def _enter_rollouts(self, store: ChunkStore, stage: Tokenizing, lines: list[SplitLines]) -> None:
+        others = {name: self.files[n].name for n, name in sorted(stage.formats.items()) if name != "rollout"}
+        for name, file in others.items():
+            raise InputError(
+                f"{file} has {name} records and other sources have rollouts, whose values these lack: pack "
+                "them into a folder of their own"
+            )
+        tokens, values = lay_elements(store)
+        assert values is not None, "every rollout has values"
+        enter(lines, tokens, values)
 
     def _extras(self, lines: list[SplitLines], gathers: list[Gather]) -> tuple[ColumnInfo, ...]:
         return extra_columns(lines, weighted=any(gather.is_weighted for gather in gathers))

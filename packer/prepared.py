@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.formats.examples import Tokens
+from padless.packer.formats.examples import Rollout, Tokens
 from padless.packer.lines import MALFORMED, Problem
 from padless.packer.marks import Marked
 from padless.packer.sources import Chunk
@@ -62,6 +62,7 @@ class Prepared:
     """Which of a record's assistant turns (0: the first) are not trained."""
     weights: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     """The weights of a record's assistant turns (0: the first), where they are not 1."""
+    rollouts: dict[int, Rollout] = field(default_factory=dict)
     empty_replies: list[int] = field(default_factory=list)
     eval_records: NDArray[np.bool_] | None = None
     """[records]: which go to the evaluation side by their content; None: all go to the task's split."""

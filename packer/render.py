@@ -19,6 +19,7 @@ from padless.packer.formats.examples import (
     Example,
     Pair,
     RecordError,
+    Rollout,
     Text,
     Tokens,
 )
@@ -69,6 +70,11 @@ class Renderer:
                 if type(row) is BadRecord:
                     raise RecordError(row.message)
                 example = convert(row, self.columns)
+                if isinstance(example, Rollout):
+                    if owners is not None:
+                        raise RecordError("a rollout is one answer: leave --expand-turns out")
+                    found.rollouts[record] = example
+                    example = example.example
                 if owners is None:
                     examples.append((record, example))  # type: ignore[arg-type]
                     continue

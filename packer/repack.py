@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from padless.packer.commit import Facts
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.extra_columns import GROUP, SEQUENCE_COLUMNS
+from padless.packer.extra_columns import GROUP, VERDICTS, group_column
 from padless.packer.folder_tokens import Elements, Segment, full_segments, renumbered, stored_segments
 from padless.packer.gather import Gather
 from padless.packer.made_anew import MadeAnew, make_anew
@@ -126,12 +126,12 @@ class Repack(Build):
         """What a split is planned with."""
         names = ("max_length", "max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
         found = {name: getattr(self.config, name) for name in names}
-        grouped = any(column.name == GROUP for column in self.extras)
+        grouped = group_column(column.name for column in self.extras)
         return {
             **found,
             "strategy": self._strategy(split),
             "epoch": 0,
-            **({"grouped_by": GROUP} if grouped else {}),
+            **({"grouped_by": grouped} if grouped else {}),
         }
 
     def run_repack(self) -> BuildResult:
@@ -267,8 +267,7 @@ class Repack(Build):
         return tuple(
             column
             for column in self.extras
-            if column.name not in SEQUENCE_COLUMNS
-            or any((split.extras[column.name] >= 0).any() for split in lines)
+            if column.name not in VERDICTS or any((split.extras[column.name] >= 0).any() for split in lines)
         )
 
     def _facts_of_repack(self) -> Facts:

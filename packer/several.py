@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.config import PackConfig
-from padless.packer.formats.examples import Chat, Converted, Example, Pair, Preference, Rated, RecordError
+from padless.packer.formats.examples import (
+    Chat,
+    Converted,
+    Example,
+    Pair,
+    Preference,
+    Rated,
+    RecordError,
+    Rollout,
+)
 from padless.packer.lines import (
     CHOSEN,
     DROPPED,
@@ -39,6 +48,8 @@ _TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_f
 
 def examples_of(found: Converted, config: PackConfig) -> list[tuple[Example, int]]:
     """The examples that a record gives, in the order of their parts, each with its verdict."""
+    if isinstance(found, Rollout):
+        return [(found.example, NO_VERDICT)]
     if isinstance(found, Preference):
         both: list[tuple[Example, int]] = [(found.chosen, CHOSEN), (found.rejected, REJECTED)]
     elif isinstance(found, Rated):
@@ -72,7 +83,7 @@ def as_chat(example: Any) -> Any:
     """Pairs of strings as two turns each, when a template was asked for."""
     if isinstance(example, Preference):
         return Preference(as_chat(example.chosen), as_chat(example.rejected))
-    if isinstance(example, Rated):
+    if isinstance(example, Rated | Rollout):
         return example._replace(example=as_chat(example.example))
     if not isinstance(example, Pair):
         return example
@@ -106,7 +117,7 @@ def with_variables(found: Converted, value: Any, name: str) -> Converted:
 
     if isinstance(found, Preference):
         return Preference(varied(found.chosen), varied(found.rejected))
-    if isinstance(found, Rated):
+    if isinstance(found, Rated | Rollout):
         return found._replace(example=varied(found.example))
     one: Converted = varied(found)
     return one
@@ -116,9 +127,9 @@ def merge(
     prepared: Prepared,
     lines: NDArray[np.void],
     values: NDArray[np.int32],
-    weights: NDArray[np.float32] | None,
+    weights: NDArray[Any] | None,
     config: PackConfig,
-) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.float32] | None]:
+) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[Any] | None]:
     """Lines by example to lines by record, and the values (and weights) of those that are left.
 
     A line for each sequence; for a record that gives none, the line of its first example that was dropped.

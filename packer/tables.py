@@ -66,6 +66,8 @@ class SplitLines:
     empty_replies: int = 0
     extras: dict[str, NDArray[Any]] = field(default_factory=dict)
     """[sequences] each: the columns of SEQUENCE_COLUMNS that some sequence has a value of."""
+    token_extras: tuple[str, ...] | None = None
+    """Columns at token level that rollouts have; None: these are no rollouts."""
     continued: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
     fragments: Fragments | None = None
@@ -202,16 +204,26 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     mapped = store.map_tokens()
     data = pa.py_buffer(mapped) if mapped is not None else pa.py_buffer(b"")
 
-    def laid(data: pa.Buffer) -> pa.Array:
-        return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
+    def laid(data: pa.Buffer, size: int) -> pa.Array:
+        ends = pa.py_buffer(offsets if size == 4 else offsets // 4 * size)
+        return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, ends, data])
 
-    return laid(data), laid(pa.py_buffer(store.map_weights())) if store.is_weighted else None
+    beside = laid(pa.py_buffer(store.map_weights()), store.weight_bytes) if store.is_weighted else None
+    return laid(data, 4), beside
 
 
 def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> StoreGather:
     """A split's sequences over what `lay_elements` gave."""
     if lines.fragments is None:
-        return StoreGather(binary, lines.elements, lines.lengths, lines.ids, weights, lines.extras)
+        return StoreGather(
+            binary,
+            lines.elements,
+            lines.lengths,
+            lines.ids,
+            weights,
+            lines.extras,
+            is_rollout=lines.token_extras is not None,
+        )
     import pyarrow as pa
 
     _, offsets, data = binary.buffers()

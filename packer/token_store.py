@@ -57,8 +57,8 @@ class Entry(NamedTuple):
     size: int
     """Bytes of the source that it came from, for progress."""
     check: str
-    weighted: bool = False
-    """Whether weights of its tokens lie in the file for them."""
+    weighted: int = 0
+    """Bytes for each of its tokens in the file of weights, the same for all chunks that have any."""
     problems: tuple[Problem, ...] = ()
 
 
@@ -146,7 +146,7 @@ class ChunkStore:
             max((e.lines_at + e.lines for e in self.entries.values()), default=0),
         )
         # Behind the finished chunks is a hole again: chunks without weights write none there.
-        os.ftruncate(self._weights, min(self.used[0] * 4, os.fstat(self._weights).st_size))
+        os.ftruncate(self._weights, min(self.used[0] * self.weight_bytes, os.fstat(self._weights).st_size))
 
     def _take_up(self, journal: str, key: str) -> bool:
         """Enter the chunks of an earlier run of the same build; False where there are none."""
@@ -161,16 +161,17 @@ class ChunkStore:
             self.exact_cuts = rows[0]["exact_cuts"]
             tokens = np.memmap(self.tokens_path, dtype="<i4", mode="r")
             lines = np.memmap(self.lines_path, dtype=LINE, mode="r")
-            weights = np.zeros(0, dtype="<f4")
+            weights = np.zeros(0, dtype=np.uint8)
             if os.path.getsize(self.weights_path):
-                weights = np.memmap(self.weights_path, dtype="<f4", mode="r")
+                weights = np.memmap(self.weights_path, dtype=np.uint8, mode="r")
         except (OSError, ValueError, KeyError):  # nothing there, or nothing of ours
             return False
         for row in rows[1:]:
             entry = Entry(**row)
             mine = tokens[entry.tokens_at : entry.tokens_at + entry.tokens]
             about = lines[entry.lines_at : entry.lines_at + entry.lines]
-            weighing = weights[entry.tokens_at : entry.tokens_at + entry.tokens] if entry.weighted else None
+            size, end = entry.weighted, entry.tokens_at + entry.tokens
+            weighing = weights[entry.tokens_at * size : end * size] if size else None
             if entry.check == _check(mine, about, weighing):
                 self.entries[entry.chunk] = entry
         return bool(self.entries)
@@ -204,7 +205,7 @@ class ChunkStore:
             replaced=result.replaced,
             size=size,
             check=_check(result.values, result.lines, result.weights),
-            weighted=result.weights is not None,
+            weighted=0 if result.weights is None else result.weights.itemsize,
             problems=tuple(result.problems[:MOST_PROBLEMS]),
         )
 
@@ -231,7 +232,7 @@ class ChunkStore:
         tokens = max((e.tokens_at + e.tokens for e in self.entries.values()), default=0)
         lines = max((e.lines_at + e.lines for e in self.entries.values()), default=0)
         os.ftruncate(self._tokens, tokens * 4)
-        os.ftruncate(self._weights, min(tokens * 4, os.fstat(self._weights).st_size))
+        os.ftruncate(self._weights, min(tokens * self.weight_bytes, os.fstat(self._weights).st_size))
         os.ftruncate(self._lines, lines * LINE.itemsize)
 
     def lines_of(self, entry: Entry) -> NDArray[np.void]:
@@ -249,9 +250,14 @@ class ChunkStore:
         """Whether any record weighs its turns."""
         return any(entry.weighted for entry in self.entries.values())
 
+    @property
+    def weight_bytes(self) -> int:
+        """What a token takes in the file of weights."""
+        return max((entry.weighted for entry in self.entries.values()), default=0) or 4
+
     def map_weights(self) -> mmap.mmap:
-        """The weights (float32) of all tokens, mapped; call it where `is_weighted`."""
-        size = os.fstat(self._tokens).st_size
+        """The weights (float32, or VALUES of rollouts) of all tokens, mapped; call it where `is_weighted`."""
+        size = os.fstat(self._tokens).st_size // 4 * self.weight_bytes
         os.ftruncate(self._weights, size)
         return mmap.mmap(self._weights, size, prot=mmap.PROT_READ)
 
@@ -289,7 +295,7 @@ class Reserved:
         return found[0], found[1]
 
 
-def _check(values: NDArray[np.int32], lines: NDArray[np.void], weights: NDArray[np.float32] | None) -> str:
+def _check(values: NDArray[np.int32], lines: NDArray[np.void], weights: NDArray[Any] | None) -> str:
     digest = xxhash.xxh3_64(_bytes(values))
     digest.update(_bytes(lines))
     if weights is not None:

@@ -122,5 +122,5 @@ def test_two_names_for_one_role_are_taken_in_their_order_or_as_named() -> None:
 
 @pytest.mark.parametrize("column", ["rewards", "advantages", "old_logprobs", "completions"])
 def test_rollouts_are_refused_with_what_they_look_like(column: str) -> None:
-    with pytest.raises(InputError, match="look like rollouts .* not packed as such yet"):
+    with pytest.raises(InputError, match="look like rollouts .* not one answer a record"):
         detect({**MESSAGES, column: [1.0]}, Columns({}), "here")

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS, MIXED, alpaca, detect
-from padless.packer.formats.examples import Chat, Columns, Converted, Example, Pair, RecordError, Text, Tokens
+from padless.packer.formats.examples import (
+    Chat,
+    Columns,
+    Converted,
+    Example,
+    Pair,
+    RecordError,
+    Rollout,
+    Text,
+    Tokens,
+)
 
 USUAL = Columns({})
 
@@ -125,6 +135,11 @@ CONVERTED: list[tuple[str, dict[str, Any], Example]] = [
     ),
     ("text", {"text": "t", "url": "u"}, Text("t")),
     ("text", {"content": None}, Text("")),
+    (
+        "rollout",
+        {"prompt_ids": [1], "response_ids": [2], "reward": 3, "group_id": 4},
+        Rollout(Tokens([1, 2], [-100, 2]), {}, 3.0, 4),
+    ),
     ("tokenized", {"input_ids": [1, 2]}, Tokens([1, 2], None)),
     ("tokenized", {"input_ids": [1, 2], "labels": [-100, 2]}, Tokens([1, 2], [-100, 2])),
     ("tokenized", {"input_ids": [1, 2], "labels": None, "loss_mask": [0, 1]}, Tokens([1, 2], [-100, 2])),
@@ -146,7 +161,7 @@ def test_a_row_is_told_by_its_columns(name: str, row: dict[str, Any], expected: 
 def test_every_format_is_tried_here() -> None:
     assert {name for name, _, _ in CONVERTED} == set(FORMATS) - {"preference"}, "see test_preference.py"
     kinds = {name: {type(example) is Chat for n, _, example in CONVERTED if n == name} for name in FORMATS}
-    assert {name for name, found in kinds.items() if len(found) == 2} == MIXED - {"preference"}
+    assert {name for name, found in kinds.items() if len(found) == 2} == MIXED - {"preference", "rollout"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from building import assert_verified, build, built, pack, sequence_table, write_lines
-from toys import CHAT, END, packed, refused, targets, turns, word_tokenizer
+from toys import BOS, CHAT, END, EOS, packed, refused, targets, turns, word_tokenizer
 
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS, detect
@@ -146,6 +146,7 @@ def test_labels_of_single_answers_become_a_column(tmp_path: Path, words: Path) -
 
 @pytest.mark.parametrize("long", ["chosen", "rejected"])
 def test_both_of_a_pair_are_dropped_where_one_is_too_long(tmp_path: Path, words: Path, long: str) -> None:
+    """BR-180: never one side only, and counted."""
     short = {"prompt": [ASK], "chosen": [YES], "rejected": [NO]}
     row = {**short, long: [{"role": "assistant", "content": "w20 " * 100}]}
     found = packed(tmp_path, [short, row, short], words, "--overflow", "drop")
@@ -155,6 +156,14 @@ def test_both_of_a_pair_are_dropped_where_one_is_too_long(tmp_path: Path, words:
     assert (table["status"][2], table["reason"][2]) == ("dropped", "too-long")
     assert table["cut"] == [0, 0, 12 + 12 + 99, 0, 0]
     assert_verified(tmp_path / "packed")
+
+
+def test_both_answers_begin_with_the_prompt_and_one_begin_token(tmp_path: Path) -> None:
+    """BR-179: prompt w10, chosen w20, rejected w21; an answer carries no begin token of its own."""
+    words = word_tokenizer(tmp_path / "words", template=None, begin="<bos>")
+    found = packed(tmp_path, [{"prompt": "w10 ", "chosen": "w20", "rejected": "w21"}], words)
+    assert [ids for ids, _ in found] == [[BOS, 10, 20, EOS], [BOS, 10, 21, EOS]]
+    assert targets(found) == [[20, EOS], [21, EOS]]
 
 
 def test_both_of_a_pair_are_dropped_where_one_is_refused(tmp_path: Path) -> None:

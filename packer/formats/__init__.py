@@ -14,6 +14,7 @@ from padless.packer.formats import (
     messages,
     preference,
     prompt_completion,
+    rollout,
     sharegpt,
     text,
     tokenized,
@@ -27,16 +28,18 @@ FORMATS = {
     "sharegpt": sharegpt,
     "alpaca": alpaca,
     "prompt-completion": prompt_completion,
+    "rollout": rollout,
     "text": text,
 }
 
-MIXED = frozenset({"preference", "prompt-completion"})
+MIXED = frozenset({"preference", "prompt-completion", "rollout"})
 """Formats whose records may be chats or plain text, one by one."""
 
 
 ROLES = (
     *("instruction", "input", "output", "messages", "conversations", "tools", "prompt", "completion"),
     *("text", "input_ids", "labels", *tokenized.MASKS, "loss_weight", "chosen", "rejected", "label"),
+    *("prompt_ids", "response_ids", "response_mask", "old_logprobs", "advantages", "reward", "group_id"),
     "chat_template_kwargs",
 )
 """What a column can be named for (`--column ROLE=NAME`)."""
@@ -52,10 +55,11 @@ def detect(row: Mapping[str, Any] | str, columns: Columns, source: str) -> str:
     """The format's name for a source whose first record this is; InputError where none or two fit."""
     if isinstance(row, str):
         return "text"
-    if any(name in row for name in ROLLOUT):
+    if not rollout.matches(row, columns) and any(name in row for name in ROLLOUT):
         raise InputError(
             f"{source}: its columns ({', '.join(map(str, row))}) look like rollouts (answers with rewards), "
-            "which are not packed as such yet; to take them as plain records, name another --format "
+            "but have not one answer a record: give each its own, as prompt_ids and response_ids or as "
+            "prompt and response; to take them as plain records, name another --format "
             f"({', '.join(FORMATS)})"
         )
     fitting = _fitting(row, columns)
@@ -87,7 +91,7 @@ def _fitting(row: Mapping[str, Any], columns: Columns) -> list[str]:
     if "completion" in columns.named:  # whoever names a completion wants it told from its prompt
         return ["prompt-completion"] if FORMATS["prompt-completion"].matches(row, columns) else []
     found = [name for name, one in FORMATS.items() if one.matches(row, columns)]
-    for name in ("preference", "tokenized"):  # what it was made from may stand beside it
+    for name in ("rollout", "preference", "tokenized"):  # what it was made from may stand beside it
         if name in found:
             return [name]
     if len(found) > 1:

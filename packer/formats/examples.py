@@ -69,7 +69,18 @@ class Rated(NamedTuple):
     label: bool
 
 
-Converted = Example | Preference | Rated
+class Rollout(NamedTuple):
+    """A sampled answer and what its training needs."""
+
+    example: Chat | Pair | Tokens
+    values: Mapping[str, list[float] | float]
+    """Columns by token: a number for each, or one for all that are trained."""
+    reward: float | None
+    group: int
+    """-1: none."""
+
+
+Converted = Example | Preference | Rated | Rollout
 
 
 class Columns:

@@ -1,0 +1,46 @@
+"""The examples of training methods run as they are written, and what they train gets better."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "scripts" / "examples"
+
+
+def run(name: str) -> str:
+    found = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize("name", ["dpo.py", "kto.py", "reward.py"])
+def test_losses_over_answers_fall(name: str) -> None:
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+) over", run(name))]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.02
+
+
+def test_grpo_improves_its_objective_on_the_same_rollouts() -> None:
+    losses = [float(loss) for loss in re.findall(r"loss ([+-][0-9.]+) over", run("grpo.py"))]
+    assert len(losses) == 8
+    assert all(second < first for first, second in zip(losses[::2], losses[1::2], strict=True))
+
+
+def test_evaluation_names_the_hardest_records() -> None:
+    printed = run("evaluation.py")
+    assert re.search(r"perplexity [0-9.]+ over [0-9]+ tokens", printed)
+    assert len(re.findall(r"^record [0-9]+: loss", printed, re.MULTILINE)) == 3

@@ -1,0 +1,167 @@
+"""Sequences packed in memory: each once, with its columns, in micro-batches of like work on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from padless.runtime.balance import plan_micro_batches  # noqa: E402
+from padless.runtime.errors import CollateError  # noqa: E402
+from padless.runtime.in_memory import pack_sequences  # noqa: E402
+
+ROLLOUTS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 6), st.booleans()).filter(lambda one: one[0] + one[1] > 1),
+    min_size=1,
+    max_size=12,
+)
+
+
+def rollout(number: int, prompt: int, response: int, masked: bool = False) -> dict[str, Any]:
+    """Token t of rollout n is 100 n + t, its log-probability -token."""
+    ids = 100 * number + np.arange(prompt + response)
+    return {
+        "prompt_ids": ids[:prompt],
+        "response_ids": ids[prompt:],
+        "response_mask": np.arange(response) % 2 == 0 if masked else np.ones(response, dtype=bool),
+        "old_logprobs": -ids[prompt:].astype(np.float32),
+        "topk": np.stack([ids[prompt:]] * 3, axis=1).astype(np.float32),
+        "reward": float(number),
+        "group_id": number // 2,
+        "name": f"r{number}",
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROLLOUTS, st.integers(10, 25), st.integers(1, 5))
+def test_every_sequence_is_in_one_batch_with_all_that_belongs_to_it(
+    shapes: list[tuple[int, int, bool]], max_tokens: int, world_size: int
+) -> None:
+    rollouts = [rollout(number, *shape) for number, shape in enumerate(shapes)]
+    ranks = [
+        pack_sequences(rollouts, max_tokens=max_tokens, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    seen = []
+    for batch in (batch for batches in ranks for batch in batches):
+        assert batch["input_ids"].shape[1] <= max_tokens
+        bounds = batch["cu_seq_lens_q"].tolist()
+        for place, number in enumerate(batch["sequence_ids"].tolist()):
+            mine = slice(bounds[place], bounds[place + 1])
+            if number < 0:
+                assert (batch["labels"][0, mine] == -100).all() and batch["reward"][place] == 0
+                continue
+            seen.append(number)
+            one, (prompt, response, _) = rollouts[number], shapes[number]
+            ids = [*one["prompt_ids"], *one["response_ids"]]
+            trained = [False] * prompt + one["response_mask"].tolist()
+            trained[0] = False
+            assert batch["input_ids"][0, mine].tolist() == ids
+            wanted = [token if yes else -100 for token, yes in zip(ids, trained, strict=True)]
+            assert batch["labels"][0, mine].tolist() == wanted
+            assert batch["old_logprobs"][0, mine].tolist() == [0.0] * prompt + [-t for t in ids[prompt:]]
+            assert batch["topk"][0, mine, 2].tolist() == [0.0] * prompt + ids[prompt:]
+            assert batch["position_ids"][0, mine].tolist() == [*range(prompt + response)]
+            assert (batch["reward"][place], batch["group_id"][place]) == (number, number // 2)
+            assert batch["name"][place] == f"r{number}"
+        assert batch.num_targets == int((batch["labels"] != -100).sum())
+    assert sorted(seen) == [*range(len(rollouts))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 4), st.integers(50, 90))
+def test_plans_hold_each_sequence_once_within_the_limit(
+    lengths: list[int], world_size: int, max_tokens: int
+) -> None:
+    plan = plan_micro_batches(np.array(lengths), max_tokens=max_tokens, world_size=world_size)
+    assert sorted(number for numbers in plan for number in numbers) == [*range(len(lengths))]
+    assert all(sum(lengths[number] for number in numbers) <= max_tokens for numbers in plan)
+    assert len(plan) % world_size == 0
+    # Of micro-batches that are all needed, any two together hold more than one can.
+    assert len(plan) < 2 * sum(lengths) / max_tokens + 2 * world_size
+
+
+def test_ranks_have_like_work_in_all_and_in_each_step() -> None:
+    lengths = np.random.default_rng(0).lognormal(6, 0.8, size=2000).astype(np.int64) + 1
+    lengths = np.minimum(lengths, 8192)
+    plan = plan_micro_batches(lengths, max_tokens=16384, world_size=8)
+    work = np.array([(24576 * lengths[n] + lengths[n] ** 2).sum() for n in plan]).reshape(-1, 8)
+    assert work.sum(axis=0).max() / work.sum(axis=0).mean() < 1.002
+    assert (work.max(axis=1) / work.mean(axis=1)).max() < 1.01
+    assert len(plan) <= 8 * -(-int(lengths.sum()) // (8 * 16384)) + 8
+
+
+def test_whole_sequences_with_labels_or_a_mask() -> None:
+    ids = np.array([5, 6, 7])
+    (batch,) = pack_sequences(
+        [{"input_ids": ids, "labels": np.array([5, -100, 7])}], max_tokens=8, rank=0, world_size=1
+    )
+    assert batch["labels"].tolist() == [[-100, -100, 7]]
+    (batch,) = pack_sequences([{"input_ids": [5, 6, 7]}], max_tokens=8, rank=0, world_size=1)
+    assert batch["labels"].tolist() == [[-100, 6, 7]] and batch.num_targets == 2
+    (batch,) = pack_sequences(
+        [{"input_ids": torch.tensor([5, 6, 7]), "response_mask": torch.tensor([0, 0, 1])}],
+        max_tokens=8,
+        rank=0,
+        world_size=1,
+    )
+    assert batch["labels"].tolist() == [[-100, -100, 7]]
+
+
+def test_log_probabilities_are_one_for_each_token() -> None:
+    """BR-182: rows of 3 and 4 tokens with 2 and 3 log-probabilities; then with 3 and 4."""
+    rows = [{"input_ids": np.arange(n), "old_logprobs": np.arange(n - 1.0)} for n in (3, 4)]
+    with pytest.raises(CollateError, match=r"old_logprobs of sequence [01] has [23] entries for [34] input"):
+        pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+    rows = [{"input_ids": np.arange(n), "old_logprobs": 10.0 * n + np.arange(n)} for n in (3, 4)]
+    (batch,) = pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+    assert batch["old_logprobs"].tolist() == [[40, 41, 42, 43, 30, 31, 32]]
+
+
+def test_advantages_that_are_longer_than_the_response_are_refused() -> None:
+    """BR-183: the advantage of response token j stands at its own target."""
+    long = {"prompt_ids": np.arange(3), "response_ids": np.arange(3, 7), "advantages": np.arange(7.0)}
+    with pytest.raises(CollateError, match="advantages of sequence 0 has 7 entries for 4 response_ids"):
+        pack_sequences([long, long], max_tokens=16, rank=0, world_size=1)
+    (batch,) = pack_sequences([{**long, "advantages": np.arange(1.0, 5)}], max_tokens=8, rank=0, world_size=1)
+    assert batch["advantages"].tolist() == [[0, 0, 0, 1, 2, 3, 4]]
+    assert batch["labels"].tolist() == [[-100, -100, -100, 3, 4, 5, 6]]
+
+
+def test_an_eos_that_is_also_padding_stays() -> None:
+    """BR-184: a true length of 2, so the ids are [20, 2], whatever 2 stands for elsewhere."""
+    one = {"prompt_ids": np.array([9]), "response_ids": np.array([20, 2])}
+    (batch,) = pack_sequences([one], max_tokens=8, rank=0, world_size=1)
+    assert batch["input_ids"].tolist() == [[9, 20, 2]] and batch["labels"].tolist() == [[-100, 20, 2]]
+
+
+def test_values_of_a_sequence_stay_with_it() -> None:
+    """BR-185: weights 1.0 and 0.5, names a and b, in the order of the rows in the batch."""
+    rows = [
+        {"input_ids": np.arange(4), "weight": 1.0, "name": "a"},
+        {"input_ids": np.arange(3), "weight": 0.5, "name": "b"},
+    ]
+    (batch,) = pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+    assert batch["weight"].tolist() == [1.0, 0.5] and batch["name"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "no sequences to pack"),
+        ([{"input_ids": np.arange(9)}], "sequence 0 has 9 tokens and max_tokens is 8"),
+        ([{"input_ids": np.arange(2)}, {"input_ids": np.arange(0)}], "sequence 1 is empty"),
+        ([{"input_ids": [1, 2], "reward": 1.0}, {"input_ids": [1, 2]}], "has no reward"),
+        ([{"text": "no ids"}], "has no prompt_ids"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(CollateError, match=message):
+        pack_sequences(rows, max_tokens=8, rank=0, world_size=1)

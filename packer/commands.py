@@ -15,7 +15,7 @@ from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError, OptionError
 from padless.packer.exports import EXPORTS, target_of
 from padless.packer.formats import FORMATS
-from padless.packer.options import from_file, option_of, pairs, scalar, switch, with_options
+from padless.packer.options import from_file, numbers, option_of, pairs, scalar, switch, with_options
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
 from padless.runtime.format import PadlessError
@@ -159,6 +159,23 @@ def build(
         str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
     ] = "line",
     limit: Annotated[int | None, Option(help="Take only the first records.", show_default=False)] = None,
+    weight: Annotated[
+        list[str] | None,
+        Option(metavar="SOURCE=W", help="A source's share of the mix, against 1 for those not named."),
+    ] = None,
+    max_records: Annotated[
+        list[str] | None, Option(metavar="SOURCE=N", help="Draw from at most so many records of a source.")
+    ] = None,
+    max_tokens: Annotated[
+        list[str] | None, Option(metavar="SOURCE=N", help="Draw from at most so many tokens of a source.")
+    ] = None,
+    mix_by: Annotated[
+        str, Option(help="What weights and --mix-target count: records, tokens or trained (tokens).")
+    ] = "tokens",
+    mix_target: Annotated[
+        int | None, Option(help="Size of the mix. Default: the largest that the weights allow.")
+    ] = None,
+    max_repeats: Annotated[int, Option(help="How often the mix may pack a record.")] = 1,
     template: Annotated[
         str | None,
         Option(
@@ -242,6 +259,12 @@ def build(
         revision=revision,
         text_by=text_by,
         limit=limit,
+        weights=numbers(weight, "--weight"),
+        max_records=numbers(max_records, "--max-records"),
+        max_tokens=numbers(max_tokens, "--max-tokens"),
+        mix_by=mix_by,
+        mix_target=mix_target,
+        max_repeats=max_repeats,
         template=template,
         template_args={
             name: scalar(value) for name, value in pairs(template_arg, "--template-arg", "NAME=VALUE").items()

@@ -159,6 +159,7 @@ def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) 
     return {
         "max_length": facts.max_length,
         "records": lines.records,
+        "by_source": lines.by_source,
         "dropped_by_reason": lines.dropped_by_reason,
         "sequences": len(lines.lengths),
         "packs": len(plan),

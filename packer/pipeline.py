@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
+from padless.packer.copies import Block, mixed, times_of
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns, groups_of
@@ -25,6 +26,7 @@ from padless.packer.fragments import cut, joined_lengths, lines_of_split
 from padless.packer.gather import Gather
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
+from padless.packer.mixing import arguments_of
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.sources import Choice, resolve_sources
@@ -170,11 +172,14 @@ class Build:
         lines = collect(store, len(self.identity.splits), len(self.files))
         self._check_losses(lines)
         count = len(lines)
-        plans = self._plan(lines, lambda n: (block for _, block in lines_of_split(store, n, count, None)))
+        self._mix(store, lines)
+        plans = self._plan(
+            lines, lambda n: (block for _, block in lines_of_split(store, n, count, lines[n].times, None))
+        )
         self._done("plan")
         tokens, weights = lay_elements(store)
         gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
-        pieces = [pieces_of(store, n, len(lines), split.fragments) for n, split in enumerate(lines)]
+        pieces = [pieces_of(store, n, len(lines), split) for n, split in enumerate(lines)]
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage))
         manifest = self._commit(manifests)
         return BuildResult(
@@ -228,6 +233,22 @@ class Build:
                     f"the {name} split would be empty (0 of its {split.records['in']:,} records kept): "
                     + self._way_out_of_empty()
                 )
+
+    def _mix(self, store: ChunkStore, lines: list[SplitLines]) -> None:
+        """Draw what is packed of each split to train on; what is for evaluation stays whole."""
+        mix = self.identity.mix
+        if mix is None:
+            return
+        for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
+            if is_for_evaluation(name):
+                continue
+
+            def blocks(number: int = number) -> Iterator[Block]:
+                for entry, block in lines_of_split(store, number, len(lines), None, None):
+                    yield entry.source, block
+
+            times = times_of(mix, blocks(), arguments_of(self.files))
+            lines[number] = mixed(split, times, blocks(), len(self.files))
 
     def _way_out_of_empty(self) -> str:
         if self.config.eval_fraction:

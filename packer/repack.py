@@ -29,6 +29,7 @@ from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
 from padless.packer.plan import PackPlan
 from padless.packer.recut import recut
+from padless.packer.recut_copies import copies_apart, copies_together
 from padless.packer.recut_policy import Policy, records_of
 from padless.packer.repack_config import (
     PLANNING,
@@ -196,6 +197,9 @@ class Repack(Build):
             others: list[FileInfo | TableInfo] = [*manifest.sequence_tables, *manifest.tokenizer_files]
             unchanged += [hashing.submit(_check, reader, file) for file in others]
             piece = read_table(reader, records, sources)
+            is_mix = manifest.options.get("mix") is not None
+            if is_mix:
+                piece = copies_apart(piece)
             for check in unchanged:  # beside the table; a damaged file is not copied
                 check.result()
             columns = sequence_columns(reader, self.extras, len(piece.lines), records)
@@ -222,7 +226,7 @@ class Repack(Build):
                 columns = {column: values[cut.origin] for column, values in columns.items()}
             stored += made.segments()
             segments += renumbered(stored, lines + np.arange(len(cut.piece.lines))) if lines else stored
-            pieces.append(cut.piece)
+            pieces.append(copies_together(piece, cut, str(reader.path)) if is_mix else cut.piece)
             beside.append(columns)
             lines += len(cut.piece.lines)
             records += sum(part.statistics["records"]["in"] for part in splits.values())

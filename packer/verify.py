@@ -293,6 +293,10 @@ def _account(manifest: Manifest, table: dict[str, Array]) -> str:
             said = {key: count for key, count in said.items() if count}
             value = {key: count for key, count in value.items() if count}
         _require(said == value, f"{name} is {value} in the table, {said} in the manifest")
+    if "by_source" in manifest.statistics:  # since padless counts them
+        counted = np.bincount(table["source"], weights=table["length"], minlength=len(manifest.sources))
+        listed = [here["tokens"] for here in manifest.statistics["by_source"]]
+        _require(counted.tolist() == listed, f"tokens by source are {counted}, the manifest says {listed}")
     by_reason = sum(manifest.statistics["cut_by_reason"].values())
     _require(by_reason == found["cut_tokens"], f"cut_by_reason sums to {by_reason}")
     bound = manifest.statistics["bound_packs"]

@@ -217,6 +217,9 @@ def build(
         int | None,
         Option(help="Fill a pack from so many neighbouring sequences. Default: all (ordered: 256)."),
     ] = None,
+    homogeneous: Annotated[
+        bool, Option("--homogeneous", help="Packs of one source each. Default: of all together.")
+    ] = False,
     on_bad_record: Annotated[str, Option(help="Malformed records: error or drop.")] = "error",
     on_empty_reply: Annotated[str, Option(help="Records whose reply is empty: keep or drop.")] = "keep",
     max_drop_share: Annotated[float, Option(help="Share of the records that may be lost to faults.")] = 0.05,
@@ -281,6 +284,7 @@ def build(
         align=align,
         packs_multiple=packs_multiple,
         plan_window=plan_window,
+        homogeneous=homogeneous,
         on_bad_record=on_bad_record,
         on_empty_reply=on_empty_reply,
         max_drop_share=max_drop_share,

@@ -101,6 +101,8 @@ class PackConfig:
     """The packs to train on are a multiple of it."""
     plan_window: int | None = None
     """A pack's sequences are among so many neighbours; None: from anywhere (`ordered`: a few hundred)."""
+    homogeneous: bool = False
+    """A pack holds sequences of one source."""
     on_bad_record: str = "error"
     on_empty_reply: str = "keep"
     max_drop_share: float = 0.05
@@ -139,7 +141,7 @@ class PackConfig:
         for name in ("template", "system", "split", "subset", "revision"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
-        for name in ("allow_special", "expand_turns", "force"):
+        for name in ("allow_special", "expand_turns", "homogeneous", "force"):
             self._instance(name, bool, "true or false")
         self._pairs("columns", (str,), "a column")
         self._pairs(

@@ -51,7 +51,7 @@ def joined_lengths(split: SplitLines) -> NDArray[np.int64]:
             f"--strategy wrapped cuts wherever a pack ends, and {masked:,} tokens of these are masked: a "
             "fragment would be trained without its prompt; choose bfd, spread or another, which cut nothing"
         )
-    found: NDArray[np.int64] = np.add.reduceat(split.lengths, _firsts(split), dtype=np.int64)
+    found: NDArray[np.int64] = np.add.reduceat(split.lengths, firsts_of(split), dtype=np.int64)
     return found
 
 
@@ -61,7 +61,7 @@ def cut(split: SplitLines, plan: PackPlan, blocks: Iterable[NDArray[np.void]]) -
     In that plan entries stand in the order of the sequences, which every strategy that cuts keeps.
     """
     assert plan.starts is not None and plan.lengths is not None
-    firsts = _firsts(split)
+    firsts = firsts_of(split)
     counts = np.bincount(plan.order, minlength=len(firsts))
     fragments = Fragments(counts=counts, starts=plan.starts, lengths=plan.lengths)
     ids = None
@@ -152,6 +152,6 @@ def _repeated(lines: NDArray[np.void], each: NDArray[np.int64]) -> NDArray[np.vo
     return found
 
 
-def _firsts(split: SplitLines) -> NDArray[np.int64]:
+def firsts_of(split: SplitLines) -> NDArray[np.int64]:
     """Numbers of the sequences that begin a record's tokens."""
     return np.delete(np.arange(len(split.lengths)), split.continued)

@@ -146,6 +146,7 @@ class Identity:
         found["eos_id"] = self.end_id
         if self.mix is not None:
             found["mix"] = self.mix.recorded()
+        if self.mix is not None or self.config.homogeneous:
             found["source_arguments"] = [file.argument for file in self.files]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,9 @@ from padless.packer.copies import Block, mixed, times_of
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns, groups_of
-from padless.packer.fragments import cut, joined_lengths, lines_of_split
+from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split
 from padless.packer.gather import Gather
+from padless.packer.homogeneous import plan_by_source
 from padless.packer.identity import Identity
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.mixing import arguments_of
@@ -173,6 +175,12 @@ class Build:
         self._check_losses(lines)
         count = len(lines)
         self._mix(store, lines)
+        if self.config.homogeneous:
+            arguments = arguments_of(self.files)
+            for number, split in enumerate(lines):
+                entries = lines_of_split(store, number, count, split.times, None)
+                per_entry = [np.full((b["length"] > 0).sum(), arguments[e.source]) for e, b in entries]
+                split.sources = np.concatenate([np.zeros(0, np.int32), *per_entry])
         plans = self._plan(
             lines, lambda n: (block for _, block in lines_of_split(store, n, count, lines[n].times, None))
         )
@@ -270,9 +278,9 @@ class Build:
         plans: list[PackPlan] = []
         for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
             strategy = self._strategy(name)
-            plan = STRATEGIES[strategy](
-                joined_lengths(split) if strategy in CUTS else split.lengths,
-                self.config.max_length,
+            planning = partial(
+                STRATEGIES[strategy],
+                max_length=self.config.max_length,
                 max_sequences_per_pack=self.config.max_sequences_per_pack,
                 seed=self.config.seed,
                 align=self.config.align,
@@ -281,8 +289,16 @@ class Build:
                 plan_window=self.config.plan_window,
                 # Decreasing orders put like with like. What cuts is shuffled once the fragments have lines.
                 shuffle=strategy not in KEEPS_ORDER | CUTS,
-                groups=groups_of(split.extras, len(split.lengths)),
             )
+            lengths = joined_lengths(split) if strategy in CUTS else split.lengths
+            groups = groups_of(split.extras, len(split.lengths))
+            if split.sources is None:
+                plan = planning(lengths, groups=groups)
+            else:
+                sources = split.sources[firsts_of(split)] if strategy in CUTS else split.sources
+                plan = plan_by_source(lambda n, g: planning(n, groups=g), lengths, groups, sources)  # noqa: B023
+                if strategy not in KEEPS_ORDER | CUTS:
+                    plan = shuffle_packs(plan, self.config.seed)
             if strategy in CUTS:
                 lines[number] = cut(split, plan, blocks(number))
                 plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)

@@ -34,9 +34,10 @@ def copies_together(piece: Piece, cut: Recut, where: str) -> Piece:
     if cut.stored is not None:
         left_out = (lines["status"] == DROPPED) & (piece.lines["status"][cut.origin] != DROPPED)
         if left_out.any():
+            count = len(np.unique(record[left_out]))
             raise InputError(
-                f"{where} is a mix, and {len(np.unique(record[left_out])):,} of the records drawn for it would be "
-                f"left out: {BUILD_AGAIN}, which draws others for them"
+                f"{where} is a mix, and {count:,} of the records drawn for it would be left out: "
+                f"{BUILD_AGAIN}, which draws others for them"
             )
     begins = np.flatnonzero(np.append(True, record[1:] != record[:-1])[: len(record)])
     lines["part"] = np.arange(len(lines)) - np.repeat(begins, np.diff(np.append(begins, len(lines))))

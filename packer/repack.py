@@ -110,15 +110,28 @@ class Repack(Build):
         return self.identity_of_repack.splits
 
     def plans_of(
-        self, lengths: list[NDArray[np.int32]], extras: list[dict[str, NDArray[Any]]]
+        self,
+        lengths: list[NDArray[np.int32]],
+        extras: list[dict[str, NDArray[Any]]],
+        sources: list[NDArray[np.int32]],
     ) -> list[PackPlan]:
-        """Plans from the lengths of each split's sequences, and which of them belong together."""
+        """Plans from the lengths of each split's sequences, what belongs together, and their sources."""
+        arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
         self.identity = self.identity_of_repack  # type: ignore[assignment]
         none = np.zeros(0, dtype=np.int32)
         return self._plan(
             [
-                SplitLines(one, none, None, 0, 0, [], extras=columns)
-                for one, columns in zip(lengths, extras, strict=True)
+                SplitLines(
+                    one,
+                    none,
+                    None,
+                    0,
+                    0,
+                    [],
+                    extras=columns,
+                    sources=arguments[source] if self.config.homogeneous else None,
+                )
+                for one, columns, source in zip(lengths, extras, sources, strict=True)
             ],
             lambda n: [],
         )
@@ -233,7 +246,11 @@ class Repack(Build):
             sources += len(manifest.sources)
         empty_replies = sum(manifest.statistics["empty_replies"] for manifest in manifests)
         together = {column: np.concatenate([one[column] for one in beside]) for column in beside[0]}
-        return assemble(pieces, segments, together, sources, empty_replies)
+        split, gather, table = assemble(pieces, segments, together, sources, empty_replies)
+        if self.config.homogeneous:
+            arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
+            split.sources = arguments[table.source[table.lines["length"] > 0]]
+        return split, gather, table
 
     def _policy(
         self, name: str, reader: PackedReader, sources: int, columns: Mapping[str, NDArray[Any]]

@@ -49,12 +49,24 @@ class RepackIdentity:
         recorded = self.config.recorded()
         if len(self.firsts) > 1:
             found["source_splits"] = self._source_splits()
+            if "source_arguments" in found:
+                found["source_arguments"] = self.source_arguments
             recorded = {name: v for name, v in recorded.items() if not isinstance(found.get(name), list)}
         found.update(recorded)
         for name in KNOWN_LATER - {"formats"}:
             found.pop(name, None)
         if self._excluded is not None:
             found["excluded"] = checksum_bytes(self._excluded.tobytes())
+        return found
+
+    @property
+    def source_arguments(self) -> list[int]:
+        """Of each source over all folders, the argument of a build that named it; those of folders differ."""
+        found: list[int] = []
+        for first in self.firsts:
+            start = max(found, default=-1) + 1
+            given = first.options.get("source_arguments") or range(len(first.sources))
+            found += [start + number for number in given]
         return found
 
     def _source_splits(self) -> list[str]:

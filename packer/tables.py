@@ -71,6 +71,8 @@ class SplitLines:
     """[sequences] each: the columns of SEQUENCE_COLUMNS that some sequence has a value of."""
     continued: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
+    sources: NDArray[np.int32] | None = None
+    """[sequences]: the argument that each came from, where packs are homogeneous; None: they are mixed."""
     times: NDArray[np.int32] | None = None
     """[records]: how often each is packed, 0 where a mix did not draw it; None: once."""
     fragments: Fragments | None = None

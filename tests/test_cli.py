@@ -42,7 +42,7 @@ BUILD_OPTIONS = """
     --weight --max-records --max-tokens --mix-by --mix-target --max-repeats
     --template --template-arg --system
     --train-on --expand-turns --bos --eos --allow-special --strategy --overflow --max-sequences-per-pack
-    --align --packs-multiple --plan-window --on-bad-record
+    --align --packs-multiple --plan-window --homogeneous --on-bad-record
     --on-empty-reply --max-drop-share --eval-fraction --eval-source --eval-strategy --labels --shard-size
     --compression --workers --seed --config --force --quiet --profile --json
 """.split()

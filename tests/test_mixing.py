@@ -340,6 +340,36 @@ def test_repack_of_a_mix_equals_a_build_where_nothing_is_over_the_length(
     assert run.code == 2 and "is a mix, and" in run.err and not (tmp_path / "less").exists()
 
 
+@pytest.mark.parametrize("strategy", ["bfd", "spread", "ordered", "wrapped"])
+def test_homogeneous_packs_hold_one_source_each_in_build_plan_and_repack(
+    strategy: str, sources: Path, tmp_path: Path
+) -> None:
+    apple, pear, plum = paths(sources)
+    options = ("--homogeneous", "--max-length", 256, "--strategy", strategy, "--packs-multiple", 2)
+    mixed(sources, tmp_path / "built", *options, "--weight", f"{plum}=1", "--max-repeats", 2)
+
+    def sources_by_pack(numbers: list[list[int]], source: list[int]) -> list[set[int]]:
+        return [{source[n] for n in pack} for pack in numbers]
+
+    from padless.runtime.reader import PackedReader
+
+    run = pack("repack", tmp_path / "built", "--output", tmp_path / "again", "--max-length", 300)
+    assert run.code == 0, run.err
+    assert_verified(tmp_path / "again")
+    run = pack("repack", tmp_path / "built", "--plan-only", "long", "--max-length", 400, "--strategy", "bfd")
+    assert run.code == 0, run.err
+    readers = [PackedReader(tmp_path / name) for name in ("built", "again")]
+    for reader in (*readers, PackedReader(tmp_path / "built", plan="long")):
+        table = sequence_table(reader.path)
+        found = sources_by_pack([one.sequence_ids.tolist() for one in reader], table["source"])
+        assert all(len(pack) == 1 for pack in found)
+        assert set.union(*found) == {0, 1, 2} and len(found) % 2 == 0
+    if strategy != "ordered":  # packs of a source do not follow each other
+        of = sequence_table(tmp_path / "built")["source"]
+        order = [of[one.sequence_ids[0]] for one in readers[0]]
+        assert order != sorted(order)
+
+
 # Bad input
 
 

@@ -106,7 +106,9 @@ def _apply(
             raise ValueError("cos and sin require grad, and rotary tables get none here; detach them")
         if in_place:
             for x in (q, k):
-                if x.requires_grad and (x.is_leaf or (x._base is not None and x._base.is_leaf)):
+                # A view that a custom function returns has a base without history, which requires none.
+                base = x if x._base is None else x._base
+                if x.requires_grad and base.is_leaf and base.requires_grad:
                     raise RuntimeError("a leaf that requires grad cannot be turned in place; use rope_qk")
         turned: tuple[Tensor, Tensor] = _RotateQK.apply(q, k, given, False, in_place, reuse_grads)  # type: ignore[no-untyped-call]
         return turned

@@ -38,8 +38,8 @@ def short_attention(
 ) -> Tensor:
     """Attention [T, Hq, D] of each sequence over itself, causal, contiguous; differentiable, once.
 
-    - q [T, Hq, D], k and v [T, Hk, D] with Hq a multiple of Hk, float16 or bfloat16, D up to 256 and even;
-      at any strides of tokens and heads.
+    - q [T, Hq, D], k and v [T, Hk, D] with Hq a multiple of Hk, D even and up to 256; at any strides. The
+      kernels take float16 and bfloat16; other types are left to the reference.
     - work: `work_list(boundaries, tiles_for(Hq, Hk, D)).to(q.device)`, once a batch for all layers.
     - cos, sin: tables [S, D/2] (`rope_tables`); with them q and k turn first, in pairs (i, i + D/2), each
       token by its place in its sequence, in float32, rounded once.

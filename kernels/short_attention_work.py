@@ -9,7 +9,7 @@ of 64 that begin anywhere compute 1.60 times what the mask leaves, those that be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -77,49 +77,45 @@ def work_list(boundaries: Sequence[int] | Tensor, tiles: Tiles) -> WorkList:
     if not bounds or bounds[0] != 0 or any(b < a for a, b in pairwise(bounds)) or bounds[-1] >= 2**31:
         shown = bounds if len(bounds) < 12 else [*bounds[:6], "...", *bounds[-5:]]
         raise ValueError(f"boundaries are {shown}; they must begin at 0, never fall and stay below 2**31")
-    sequences = [(a, b) for a, b in pairwise(bounds) if b > a]
-    queries = _cut(sequences, tiles.query_tokens, lambda t: t.start - t.end)
-    keys = _cut(sequences, tiles.key_tokens, lambda t: t.first - t.last)
-    starts, ends = torch.tensor(sequences or [(0, 0)], dtype=torch.int32).T
-    sections = (
-        starts.repeat_interleave(ends - starts),
-        torch.tensor([(t.first, t.end, t.start) for t in queries], dtype=torch.int32).flatten(),
-        torch.tensor([(t.first, t.end, t.last) for t in keys], dtype=torch.int32).flatten(),
-    )
-    padded = [pad(x, (0, _aligned(len(x)) - len(x))) for x in sections]
-    longest = max((b - a for a, b in sequences), default=0)
+    starts, ends = torch.tensor(bounds[:-1], dtype=torch.int32), torch.tensor(bounds[1:], dtype=torch.int32)
+    first, end, start, _ = _cut(bounds, tiles.query_tokens, last_first=True)
+    queries = torch.stack((first, end, start), 1)
+    first, end, _, last = _cut(bounds, tiles.key_tokens, last_first=False)
+    keys = torch.stack((first, end, last), 1)
+    sections = (starts.repeat_interleave(ends - starts), queries.flatten(), keys.flatten())
     return WorkList(
-        buffer=torch.cat(padded),
+        buffer=torch.cat([pad(x, (0, _aligned(len(x)) - len(x))) for x in sections]),
         tokens=bounds[-1],
         tiles=tiles,
         query_tiles=len(queries),
         key_tiles=len(keys),
-        max_seqlen=longest,
+        max_seqlen=max((b - a for a, b in pairwise(bounds)), default=0),
     )
 
 
-class _Tile(NamedTuple):
-    """Tokens first to end; their sequences are those from start to last, the first of `longest` tokens."""
+def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Tensor, ...]:
+    """Tiles of at most `size` tokens, int32: first, end, start of the first's sequence, end of the last's.
 
-    first: int
-    end: int
-    start: int
-    last: int
-    longest: int
-
-
-def _cut(sequences: list[tuple[int, int]], size: int, cheapest_last: Callable[[_Tile], int]) -> list[_Tile]:
-    """Tiles of at most `size` tokens. A sequence's rest is joined by the sequences after it that fit whole:
-    that fills lanes which would be idle, and costs no step more than tiles of their own would."""
-    tiles: list[_Tile] = []
-    for a, b in sequences:
-        if tiles and b - tiles[-1].first <= size:
-            tiles[-1] = tiles[-1]._replace(end=b, last=b)
-            continue
-        tiles.extend(_Tile(t, min(t + size, b), a, b, b - a) for t in range(a, b, size))
-    # Sorting is stable: tiles of sequences of one length stay by sequence.
-    tiles.sort(key=lambda t: (-t.longest, t.start, cheapest_last(t)))
-    return tiles
+    A sequence's rest is joined by the sequences after it that fit whole: that fills lanes which would be
+    idle, and costs no step more than tiles of their own would.
+    """
+    # A chain is a sequence that is cut: start, end, first of its last tile, end with those that joined it.
+    chains: list[list[int]] = []
+    for a, b in pairwise(bounds):
+        if chains and b - chains[-1][2] <= size:
+            chains[-1][3] = b
+        elif b > a:
+            chains.append([a, b, b - 1 - (b - 1 - a) % size, b])
+    table = torch.tensor(chains, dtype=torch.int32).view(-1, 4)
+    # Stable, so that tiles of sequences of one length stay by sequence.
+    table = table[torch.argsort(table[:, 1] - table[:, 0], descending=True, stable=True)]
+    counts = (table[:, 2] - table[:, 0]) // size + 1
+    start, end, last, joined = table.repeat_interleave(counts, dim=0).T
+    ends = counts.cumsum(0, dtype=torch.int32)
+    place = torch.arange(len(start), dtype=torch.int32) - (ends - counts).repeat_interleave(counts)
+    first = last - place * size if last_first else start + place * size
+    is_last = first == last
+    return first, torch.where(is_last, joined, first + size), start, torch.where(is_last, joined, end)
 
 
 def _aligned(count: int) -> int:

@@ -652,6 +652,24 @@ def estimate(
 
 
 @app.command()
+def push(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    repository: Annotated[str, Argument(metavar="ORG/NAME", help="A data set on the Hub; made where new.")],
+    private: Annotated[bool, Option("--private", help="Make a new one private.")] = False,
+    revision: Annotated[str | None, Option(help="The branch to commit to; made where new.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Upload a packed folder to the Hub in one commit, checked before, with a data set card."""
+    from padless.packer.push import push as run_push
+
+    address = run_push(folder, repository, private=private, revision=revision)
+    if as_json:
+        _print_json({"commit": address})
+    else:
+        print(address)
+
+
+@app.command()
 def demo(
     output: Annotated[Path | None, Option(help="Folder to write.", show_default="./packed-demo")] = None,
     as_json: Json = False,

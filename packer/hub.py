@@ -74,7 +74,7 @@ def open_random(url: str) -> Any:
 def lost(url: str, error: Exception) -> InputError | SourceLostError:
     """What to raise where a file's bytes do not come, or stop coming."""
     name = url.removeprefix(f"{PREFIX}datasets/").partition("@")[0]
-    if _status(error) in (401, 403, 404):
+    if status_of(error) in (401, 403, 404):
         return _explained(error, f"the data set {name}", f"https://huggingface.co/datasets/{name}", "")
     return SourceLostError(
         f"{url} stopped coming ({_one_line(error)}); what was finished is kept: the same command goes on"
@@ -90,7 +90,7 @@ def _explained(error: Exception, what: str, page: str, download: str) -> InputEr
     from huggingface_hub import errors
 
     offline = isinstance(error, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError)
-    status = _status(error)
+    status = status_of(error)
     if offline and _is_offline():
         message = (
             f"{what} is not on this machine (nor is there such a path), and HF_HUB_OFFLINE forbids to "
@@ -116,7 +116,8 @@ def _explained(error: Exception, what: str, page: str, download: str) -> InputEr
     return InputError(message)
 
 
-def _status(error: Exception) -> int | None:
+def status_of(error: Exception) -> int | None:
+    """The status of the answer that an error came of."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 

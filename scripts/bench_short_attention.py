@@ -132,7 +132,7 @@ class Case:
         arms = {"padless short": self.ours_both(), "rope + flash": self.flash_both()}
         self.restore()
         return {
-            arm: [float((x.double() - y).norm() / y.norm()) for x, y in zip(got, exact, strict=True)]
+            arm: [float((x.detach().double() - y).norm() / y.norm()) for x, y in zip(got, exact, strict=True)]
             for arm, got in arms.items()
         }
 

@@ -6,6 +6,7 @@ files, and the Hub's own error codes for what is missing, private or gated.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -63,6 +64,10 @@ class StandIn(ThreadingHTTPServer):
         """Bytes of files that went out."""
         self.cut_after: int | None = None
         """Break a connection after so many bytes of a file."""
+        self.read_only = False
+        """Refuse whatever would write."""
+        self.large: dict[str, bytes] = {}
+        """What lies in large-file storage, by its SHA-256."""
         self.cut_ranges_after: int | None = None
         """The same, where a part of a file was asked for."""
 
@@ -115,6 +120,81 @@ class _Handler(BaseHTTPRequestHandler):
         self._error(404, "EntryNotFound", f"no route for {path}")
 
     do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append((self.command, path, None))
+        if self.server.read_only:
+            return self._error(403, "Forbidden", "this token may not write")
+        if path == "/api/validate-yaml":
+            return self._send(b'{"errors": [], "warnings": []}', {"Content-Type": "application/json"})
+        if path == "/api/repos/create":
+            return self._create(json.loads(body))
+        if match := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+            return self._large(json.loads(body))
+        match = re.fullmatch(r"/api/(datasets|models)/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)", path)
+        if match is None:
+            return self._error(404, "EntryNotFound", f"no route for {path}")
+        found = self.server.repositories[f"{match[1]}/{match[2]}"]
+        if match[3] == "preupload":
+            files = [
+                {"path": file["path"], "shouldIgnore": False}
+                | {"uploadMode": "lfs" if file["size"] >= LARGE else "regular"}
+                for file in json.loads(body)["files"]
+            ]
+            self._send(json.dumps({"files": files}).encode(), {"Content-Type": "application/json"})
+        elif match[3] == "branch":
+            found.refs[match[4]] = found.refs["main"]
+            self._send(b"{}", {"Content-Type": "application/json"}, 201)
+        else:
+            self._commit(found, f"{match[1]}/{match[2]}", match[4], body)
+
+    def do_PUT(self) -> None:
+        digest = self.path.rpartition("/")[2]
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        assert hashlib.sha256(content).hexdigest() == digest
+        self.server.large[digest] = content
+        self._send(b"", {})
+
+    def _create(self, asked: dict[str, Any]) -> None:
+        key = f"{asked.get('type', 'model')}s/{asked['organization']}/{asked['name']}"
+        url = f"{self.server.url}/{key}"
+        if key in self.server.repositories:
+            body = json.dumps({"url": url, "error": "You already created this dataset repo"})
+            return self._send(body.encode(), {"Content-Type": "application/json"}, 409)
+        self.server.repositories[key] = Repository.of({})
+        self._send(json.dumps({"url": url}).encode(), {"Content-Type": "application/json"})
+
+    def _large(self, asked: dict[str, Any]) -> None:
+        """Where to put large files, those that are known apart."""
+        objects = []
+        for item in asked["objects"]:
+            known = item["oid"] in self.server.large
+            href = f"{self.server.url}/large/{item['oid']}"
+            actions = {} if known else {"actions": {"upload": {"href": href}}}
+            objects.append({**item, **actions})
+        body = json.dumps({"transfer": "basic", "objects": objects}).encode()
+        self._send(body, {"Content-Type": "application/vnd.git-lfs+json"})
+
+    def _commit(self, found: Repository, key: str, revision: str, body: bytes) -> None:
+        files = dict(found.commits[found.refs[revision]])
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.server.large[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+        commit = commit_of(f"commit {len(found.commits)}")
+        found.commits[commit], found.refs[revision] = files, commit
+        answer = {
+            "success": True,
+            "commitOid": commit,
+            "commitUrl": f"{self.server.url}/{key}/commit/{commit}",
+        }
+        self._send(json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _repository(self, key: str) -> Repository | None:
         found = self.server.repositories.get(key)

@@ -32,7 +32,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "deterministic": {"deterministic": True},
 }
 COMPILING = ("flex", "flash_attn_4")
-KERNELS = ("flash", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flex", "efficient", "xformers")
+KERNELS = ("short", "flash", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flex", "efficient", "xformers")
 
 
 def qkv(tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
@@ -112,7 +112,9 @@ def test_views_of_a_fused_projection(backend: str) -> None:
     check(backend, leaves)
 
 
-@pytest.mark.parametrize("backend", ["flash", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flex"])
+@pytest.mark.parametrize(
+    "backend", ["short", "flash", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flex"]
+)
 def test_deterministic_gradients_are_the_same_to_the_bit(backend: str) -> None:
     leaves = qkv(sum(LENGTHS) * 8, (8, 2), 128)
     grad = torch.randn_like(leaves[0])

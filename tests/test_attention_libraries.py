@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from attending import attend_slowly, bounds_of  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from padless.runtime import attention  # noqa: E402
 from padless.runtime.attention import BACKENDS, Boundaries, Options, Request, backend, choose  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
 
@@ -60,7 +61,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes devices of a compute capability, and libraries there or not."""
 
     def make(capability: tuple[int, int], missing: str | None = None) -> None:
-        for module in [backend, *(sys.modules[f"padless.runtime.attention.{name}"] for name in HAS)]:
+        for module in [
+            attention,
+            backend,
+            *(sys.modules[f"padless.runtime.attention.{name}"] for name in HAS),
+        ]:
             for name, value in (
                 ("capability_of", lambda device: capability),
                 ("import_refusal", lambda module, package: missing),

@@ -22,6 +22,7 @@ from padless.runtime.attention import (  # noqa: E402
     choose,
     flash_attn_3,
     flash_attn_4,
+    short,
 )
 from padless.runtime.errors import BackendError  # noqa: E402
 from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
@@ -46,9 +47,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def be(capability: tuple[int, int], *libraries: str) -> None:
         def refusal(module: str, package: str) -> str | None:
-            return None if package in libraries else f"{package} is not installed"
+            return None if package in (*libraries, "triton") else f"{package} is not installed"
 
-        for module in (attention, backend, flash_attn_3, flash_attn_4):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        for module in (attention, backend, flash_attn_3, flash_attn_4, short):
             monkeypatch.setattr(module, "capability_of", lambda device: capability, raising=False)
             monkeypatch.setattr(module, "import_refusal", refusal, raising=False)
 
@@ -113,6 +115,17 @@ def test_auto_leaves_devices_that_were_not_measured(device: Callable[..., None])
     device((8, 0))
     assert choose(request()) == "flash"
     assert choose(request(), "short") == "short"
+
+
+def test_a_graph_that_is_captured_takes_none_of_its_tiles(
+    device: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be replayed over other boundaries in the same memory."""
+    device((9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert choose(request()) == "flash"
+    with pytest.raises(BackendError, match="a CUDA graph may be replayed over others"):
+        choose(request(), "short")
 
 
 @pytest.mark.parametrize("changed", [{"causal": False}, {"head_dim": 264}, {"dtype": torch.float32}], ids=str)

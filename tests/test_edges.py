@@ -169,10 +169,10 @@ def test_a_chunk_that_the_fast_engine_renders_otherwise_goes_through_jinja2(
     true_render = ChatTemplate.render_fast
     calls = 0
 
-    def off(self: ChatTemplate, chats: list[object], marks: str) -> str:
+    def off(self: ChatTemplate, chats: list[object], marks: str, opened: tuple[str, ...] = ()) -> str:
         nonlocal calls
         calls += 1
-        found = true_render(self, chats, marks)  # type: ignore[arg-type]
+        found = true_render(self, chats, marks, opened)  # type: ignore[arg-type]
         return found if calls == 1 else "x" + found  # the sample's render is right, the chunk's is not
 
     monkeypatch.setattr(ChatTemplate, "render_fast", off)

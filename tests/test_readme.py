@@ -22,8 +22,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_option_that_the_readme_names_exists() -> None:
-    known = {"--json", "--repo-type"}  # of `hf upload`
-    for command in ("build", "estimate", "report", "inspect", "verify", "repack", "export", "demo"):
+    known = {"--json"}
+    for command in ("build", "estimate", "report", "inspect", "verify", "repack", "export", "push", "demo"):
         known |= set(re.findall(r"--[a-z][a-z-]+", pack(command, "--help").out))
     for script in ("bench_pack.py", "bench_plan.py", "bench_stream.py"):
         known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "scripts" / script).read_text()))

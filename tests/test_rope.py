@@ -453,3 +453,28 @@ def test_gradients_are_turned_where_they_lie_only_when_told(rows: bool) -> None:
     got = torch.autograd.grad(turned, inner, sent)
     assert all(map(torch.equal, got, want))
     assert [x.data_ptr() for x in got] == [x.data_ptr() for x in sent]
+
+
+class _Viewed(torch.autograd.Function):
+    """Doubles, and returns a view of what it made, as fused norms do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (x.reshape(-1) * 2).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+def test_views_that_a_custom_function_returns_are_turned_in_place() -> None:
+    tables = rope_tables(8, 16)
+    q, k = (torch.randn(1, 8, heads, 16, requires_grad=True) for heads in (4, 2))
+    sent = [torch.randn_like(x) for x in (q, k)]
+    want = rope_qk(q * 2, k * 2, *tables)
+    got = rope_qk_(_Viewed.apply(q).transpose(1, 2).transpose(1, 2), _Viewed.apply(k), *tables)
+    assert all(map(torch.equal, got, want))
+    for mine, theirs in zip(
+        torch.autograd.grad(got, (q, k), sent), torch.autograd.grad(want, (q, k), sent), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)

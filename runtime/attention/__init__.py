@@ -146,7 +146,9 @@ def attend(
     if q.shape[0] == 0:
         return torch.empty_like(q)
     request = _request(q, k, v, boundaries, options)
-    name = choose(request, backend) if torch.compiler.is_compiling() else _chosen(request, backend)
+    # What is recorded, by a compiler or in a graph, is looked at apart from what is run.
+    recorded = torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
+    name = choose(request, backend) if recorded else _chosen(request, backend)
     chosen = BACKENDS[name]
     if torch.compiler.is_compiling() and not chosen.traceable:
         return forward_opaque(name, q, k, v, boundaries, options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from padless.runtime.attention.backend import Backend, Options, Request, cuda_refusal, lacks
+from padless.runtime.attention.backend import Backend, Options, Request, cuda_refusal, import_refusal, lacks
 from padless.runtime.attention.boundaries import Boundaries
 
 
@@ -20,8 +20,14 @@ def _unavailable(request: Request) -> str | None:
         return "it is causal alone"
     if torch.compiler.is_compiling():
         return "a compiled program makes boundaries, and so tiles, anew in every layer"
+    if request.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return "its tiles are those of these boundaries, and a CUDA graph may be replayed over others"
     half = (torch.float16, torch.bfloat16)
-    return lacks(request, "sinks") or cuda_refusal(request, capability=(8, 0), dtypes=half, head_dim=256)
+    return (
+        lacks(request, "sinks")
+        or cuda_refusal(request, capability=(8, 0), dtypes=half, head_dim=256)
+        or import_refusal("triton", "triton")
+    )
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:

@@ -115,7 +115,8 @@ def test_report_inspect_and_verify_go_by_a_plan(folder: Path, tmp_path: Path) ->
     built(DEMO, tmp_path / "fresh", "--max-length", 2048, "--strategy", "spread")
     ours = pack("report", folder, "--plan", "long", "--json").json
     theirs = pack("report", tmp_path / "fresh", "--json").json
-    assert {**ours, "path": ""} == {**theirs, "path": ""}
+    assert ours["plan"] == "long"
+    assert {**ours, "path": "", "plan": None} == {**theirs, "path": ""}
     ours = pack("inspect", folder, "--plan", "long", "--pack", -1, "--json").json
     theirs = pack("inspect", tmp_path / "fresh", "--pack", -1, "--json").json
     assert ours["sequences"] == theirs["sequences"]

@@ -15,7 +15,7 @@ from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError, OptionError
 from padless.packer.exports import EXPORTS, target_of
 from padless.packer.formats import FORMATS
-from padless.packer.options import from_file, option_of, pairs, scalar, switch, with_options
+from padless.packer.options import from_file, numbers, option_of, pairs, scalar, switch, with_options
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
 from padless.runtime.format import PadlessError
@@ -159,6 +159,23 @@ def build(
         str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
     ] = "line",
     limit: Annotated[int | None, Option(help="Take only the first records.", show_default=False)] = None,
+    weight: Annotated[
+        list[str] | None,
+        Option(metavar="SOURCE=W", help="A source's share of the mix, against 1 for those not named."),
+    ] = None,
+    max_records: Annotated[
+        list[str] | None, Option(metavar="SOURCE=N", help="Draw from at most so many records of a source.")
+    ] = None,
+    max_tokens: Annotated[
+        list[str] | None, Option(metavar="SOURCE=N", help="Draw from at most so many tokens of a source.")
+    ] = None,
+    mix_by: Annotated[
+        str, Option(help="What weights and --mix-target count: records, tokens or trained (tokens).")
+    ] = "tokens",
+    mix_target: Annotated[
+        int | None, Option(help="Size of the mix. Default: the largest that the weights allow.")
+    ] = None,
+    max_repeats: Annotated[int, Option(help="How often the mix may pack a record.")] = 1,
     template: Annotated[
         str | None,
         Option(
@@ -200,6 +217,9 @@ def build(
         int | None,
         Option(help="Fill a pack from so many neighbouring sequences. Default: all (ordered: 256)."),
     ] = None,
+    homogeneous: Annotated[
+        bool, Option("--homogeneous", help="Packs of one source each. Default: of all together.")
+    ] = False,
     on_bad_record: Annotated[str, Option(help="Malformed records: error or drop.")] = "error",
     on_empty_reply: Annotated[str, Option(help="Records whose reply is empty: keep or drop.")] = "keep",
     max_drop_share: Annotated[float, Option(help="Share of the records that may be lost to faults.")] = 0.05,
@@ -242,6 +262,12 @@ def build(
         revision=revision,
         text_by=text_by,
         limit=limit,
+        weights=numbers(weight, "--weight"),
+        max_records=numbers(max_records, "--max-records"),
+        max_tokens=numbers(max_tokens, "--max-tokens"),
+        mix_by=mix_by,
+        mix_target=mix_target,
+        max_repeats=max_repeats,
         template=template,
         template_args={
             name: scalar(value) for name, value in pairs(template_arg, "--template-arg", "NAME=VALUE").items()
@@ -258,6 +284,7 @@ def build(
         align=align,
         packs_multiple=packs_multiple,
         plan_window=plan_window,
+        homogeneous=homogeneous,
         on_bad_record=on_bad_record,
         on_empty_reply=on_empty_reply,
         max_drop_share=max_drop_share,

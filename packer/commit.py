@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from padless.packer.advice import FLASH_ROWS
 from padless.packer.durable import sync_folder, write_bytes
-from padless.packer.extra_columns import group_column
+from padless.packer.extra_columns import group_column, groups_of
 from padless.packer.gather import Gather
 from padless.packer.identity import version_of
 from padless.packer.kept_shards import KeptShards
 from padless.packer.plan import PackPlan, lower_bound, most_rows, plan_hash
+from padless.packer.strategies import CUTS
 from padless.packer.strategies.constraints import padded_lengths
+from padless.packer.strategies.groups import group
 from padless.packer.strategies.pricing import linear_bound
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
@@ -169,9 +171,14 @@ def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) 
     bound = lower_bound(*limits)
     if strategy == "optimal" and len(plan) > bound:  # a better bound takes a second
         bound = linear_bound(*limits)
+    groups = groups_of(lines.extras, len(lines.lengths))
+    if groups is not None and strategy not in CUTS:  # what shares a pack is one item
+        together = group(padded_lengths(lines.lengths, facts.align), groups, facts.max_length, None)
+        bound = max(bound, lower_bound(together.tokens, facts.max_length))
     return {
         "max_length": facts.max_length,
         "records": lines.records,
+        "by_source": lines.by_source,
         "dropped_by_reason": lines.dropped_by_reason,
         "sequences": len(lines.lengths),
         "packs": len(plan),

@@ -20,6 +20,7 @@ LABELS = ("auto", "always")
 COMPRESSION = ("none", "zstd", "lz4")
 KEEP_OR_DROP = ("keep", "drop")
 ERROR_OR_DROP = ("error", "drop")
+MIX_BY = ("records", "tokens", "trained")
 
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
@@ -29,6 +30,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)?\s*", re.IGNORECASE)
 NOT_RECORDED = frozenset(
     ("sources", "eval_sources", "split", "subset", "revision", "tokenizer", "template", "output", "workers")
     + ("force", "progress")
+    # These stand in the manifest as `mix`, by source.
+    + ("weights", "max_records", "max_tokens", "mix_by", "mix_target", "max_repeats")
 )
 
 
@@ -64,6 +67,18 @@ class PackConfig:
     text_by: str = "line"
     limit: int | None = None
     """Take the first so many records of all sources."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Source (as in `sources`) -> its share of the mix, against 1 for those that are not named."""
+    max_records: Mapping[str, int] = field(default_factory=dict)
+    """Source -> the records to draw from, at most."""
+    max_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Source -> the tokens to draw from, at most."""
+    mix_by: str = "tokens"
+    """What weights and target count."""
+    mix_target: int | None = None
+    """Size of the mix, in what `mix_by` says; None: the largest that the weights allow."""
+    max_repeats: int = 1
+    """How often a record may be packed to reach the weights and the target."""
     template: str | None = None
     """A file, or the name of a built-in template; None: the tokenizer's own."""
     template_args: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
@@ -86,6 +101,8 @@ class PackConfig:
     """The packs to train on are a multiple of it."""
     plan_window: int | None = None
     """A pack's sequences are among so many neighbours; None: from anywhere (`ordered`: a few hundred)."""
+    homogeneous: bool = False
+    """A pack holds sequences of one source."""
     on_bad_record: str = "error"
     on_empty_reply: str = "keep"
     max_drop_share: float = 0.05
@@ -124,7 +141,7 @@ class PackConfig:
         for name in ("template", "system", "split", "subset", "revision"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
-        for name in ("allow_special", "expand_turns", "force"):
+        for name in ("allow_special", "expand_turns", "homogeneous", "force"):
             self._instance(name, bool, "true or false")
         self._pairs("columns", (str,), "a column")
         self._pairs(
@@ -148,6 +165,7 @@ class PackConfig:
         if self.workers is not None:
             self._integer("workers", 1, "workers")
         self._integer("seed", 0, "")
+        self._check_mix()
         for name in ("eval_fraction", "max_drop_share"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
@@ -175,6 +193,35 @@ class PackConfig:
         self._choice("compression", COMPRESSION)
         self._choice("on_bad_record", ERROR_OR_DROP)
         self._choice("on_empty_reply", KEEP_OR_DROP)
+
+    def _check_mix(self) -> None:
+        self._pairs("weights", (int, float), "a weight")
+        for name, weight in self.weights.items():
+            if isinstance(weight, bool) or not 0 <= weight < float("inf"):
+                raise OptionError(f"weights gives {name} {weight!r}; a weight is 0 or more")
+        for option in ("max_records", "max_tokens"):
+            self._pairs(option, (int,), "a whole number")
+            for name, most in getattr(self, option).items():
+                if isinstance(most, bool) or most < 1:
+                    raise OptionError(f"{option} gives {name} {most!r}; a cap is at least 1")
+        for option in ("weights", "max_records", "max_tokens"):
+            unknown = [name for name in getattr(self, option) if name not in self.sources]
+            if unknown:
+                named = ", ".join(map(str, self.sources[:10]))
+                raise OptionError(f"{option} names {unknown[0]}, which is no source; sources are {named}")
+        if self.weights and not any(self.weights.get(source, 1) for source in map(str, self.sources)):
+            raise OptionError(
+                "weights of all sources sum to 0, so nothing would be packed; give one of them more"
+            )
+        self._choice("mix_by", MIX_BY)
+        if self.mix_target is not None:
+            self._integer("mix_target", 1, self.mix_by)
+        self._integer("max_repeats", 1, "times", INT32_MAX)
+        if self.max_repeats > 1 and not self.weights and self.mix_target is None:
+            raise OptionError(
+                f"max_repeats {self.max_repeats} repeats nothing without weights or "
+                "mix_target; give one of them"
+            )
 
     def _integer(self, name: str, least: int, unit: str, most: int = INT64_MAX) -> None:
         value = getattr(self, name)

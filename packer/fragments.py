@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.copies import Copier, goes_on
 from padless.packer.errors import InputError
 from padless.packer.lines import FRAGMENT, PACK_END, WHOLE
 from padless.packer.plan import PackPlan
@@ -50,7 +51,7 @@ def joined_lengths(split: SplitLines) -> NDArray[np.int64]:
             f"--strategy wrapped cuts wherever a pack ends, and {masked:,} tokens of these are masked: a "
             "fragment would be trained without its prompt; choose bfd, spread or another, which cut nothing"
         )
-    found: NDArray[np.int64] = np.add.reduceat(split.lengths, _firsts(split), dtype=np.int64)
+    found: NDArray[np.int64] = np.add.reduceat(split.lengths, firsts_of(split), dtype=np.int64)
     return found
 
 
@@ -60,7 +61,7 @@ def cut(split: SplitLines, plan: PackPlan, blocks: Iterable[NDArray[np.void]]) -
     In that plan entries stand in the order of the sequences, which every strategy that cuts keeps.
     """
     assert plan.starts is not None and plan.lengths is not None
-    firsts = _firsts(split)
+    firsts = firsts_of(split)
     counts = np.bincount(plan.order, minlength=len(firsts))
     fragments = Fragments(counts=counts, starts=plan.starts, lengths=plan.lengths)
     ids = None
@@ -71,7 +72,9 @@ def cut(split: SplitLines, plan: PackPlan, blocks: Iterable[NDArray[np.void]]) -
     cut_ones = 0
     for block in blocks:
         lines, _ = cutter.cut(block)
-        cut_ones += int(((lines["part"] == 0) & (lines["reason"] == PACK_END)).sum())
+        begins = np.flatnonzero(lines["part"] == 0)
+        if len(begins):  # of several copies any may be cut
+            cut_ones += int(np.logical_or.reduceat(lines["reason"] == PACK_END, begins).sum())
     records = {**split.records}
     records["whole"] -= cut_ones
     records["split"] += cut_ones
@@ -98,7 +101,7 @@ class Cutter:
     def cut(self, block: NDArray[np.void]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
         """The lines of the next block's fragments, and the number of the line in it that each is of."""
         fragments = self.fragments
-        origin = np.flatnonzero(~_continues(block))
+        origin = np.flatnonzero(~goes_on(block))
         lines = block[origin]
         kept = lines["length"] > 0
         each = np.ones(len(lines), dtype=np.int64)
@@ -115,23 +118,33 @@ class Cutter:
 
 
 def lines_of_split(
-    store: ChunkStore, split: int, splits: int, fragments: Fragments | None
+    store: ChunkStore,
+    split: int,
+    splits: int,
+    times: NDArray[np.int32] | None,
+    fragments: Fragments | None,
 ) -> Iterator[tuple[Entry, NDArray[np.void]]]:
-    """Each chunk and its lines of one split, in order, cut into `fragments`; None: as they are."""
+    """Each chunk and its lines of one split, in order.
+
+    Records are copied as often as `times` says, and cut into `fragments`; None: as they are.
+    """
+    copier = Copier(times) if times is not None else None
     cutter = Cutter(fragments) if fragments is not None else None
     for number in sorted(store.entries):
         entry = store.entries[number]
         lines = store.lines_of(entry)
         if splits > 1:
             lines = lines[lines["split"] == split]
+        if copier is not None:
+            lines = copier.copy(lines).lines
         yield entry, lines if cutter is None else cutter.cut(lines)[0]
 
 
 def _repeated(lines: NDArray[np.void], each: NDArray[np.int64]) -> NDArray[np.void]:
     """Each line as often as it has fragments; what was truncated or split before stays so, by its reason."""
-    ends = np.cumsum(each)
     found = np.repeat(lines, each)
-    found["part"] = np.arange(len(found)) - np.repeat(ends - each, each)
+    begins = (np.cumsum(each) - each)[lines["part"] == 0]  # of records: a copy is a part too
+    found["part"] = np.arange(len(found)) - np.repeat(begins, np.diff(np.append(begins, len(found))))
     newly = np.repeat(each > 1, each) & (found["status"] == WHOLE)
     found["status"][newly] = FRAGMENT
     found["reason"][newly] = PACK_END
@@ -139,11 +152,6 @@ def _repeated(lines: NDArray[np.void], each: NDArray[np.int64]) -> NDArray[np.vo
     return found
 
 
-def _continues(lines: NDArray[np.void]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (lines["status"] == FRAGMENT) & (lines["part"] > 0)
-    return found
-
-
-def _firsts(split: SplitLines) -> NDArray[np.int64]:
+def firsts_of(split: SplitLines) -> NDArray[np.int64]:
     """Numbers of the sequences that begin a record's tokens."""
     return np.delete(np.arange(len(split.lengths)), split.continued)

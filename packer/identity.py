@@ -16,6 +16,7 @@ from typing import Any
 
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
+from padless.packer.mixing import Mix
 from padless.packer.sources import SourceFile, digest, stamp
 from padless.packer.sources.splits import TRAIN, VALIDATION, is_for_evaluation
 from padless.packer.template import CLASSIC, load_template
@@ -127,6 +128,11 @@ class Identity:
         return "sha256:" + hashlib.sha256(self.template.encode("utf-8")).hexdigest()
 
     @cached_property
+    def mix(self) -> Mix | None:
+        """How much of each source is packed; None: every record once."""
+        return Mix.of(self.config)
+
+    @cached_property
     def end_id(self) -> int | None:
         """The token that closes a text."""
         return self.special_id("eos", "eos_token")
@@ -138,6 +144,10 @@ class Identity:
         found["source_splits"] = [file.split for file in self.files] if self.files[0].split else []
         found["classic_prompts"] = self.config.template == CLASSIC
         found["eos_id"] = self.end_id
+        if self.mix is not None:
+            found["mix"] = self.mix.recorded()
+        if self.mix is not None or self.config.homogeneous:
+            found["source_arguments"] = [file.argument for file in self.files]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 
     def special_id(self, option: str, name: str) -> int | None:

@@ -9,8 +9,11 @@ import numpy as np
 STATUSES = ("whole", "truncated", "fragment", "dropped")
 WHOLE, TRUNCATED, FRAGMENT, DROPPED = range(4)
 
-REASONS = ("", "too-long", "empty", "no-targets", "malformed", "empty-reply", "pack-end", "excluded")
-NONE, TOO_LONG, EMPTY, NO_TARGETS, MALFORMED, EMPTY_REPLY, PACK_END, EXCLUDED = range(8)
+REASONS = (
+    *("", "too-long", "empty", "no-targets", "malformed", "empty-reply", "pack-end", "excluded"),
+    "not-drawn",
+)
+NONE, TOO_LONG, EMPTY, NO_TARGETS, MALFORMED, EMPTY_REPLY, PACK_END, EXCLUDED, NOT_DRAWN = range(9)
 
 FAULTS = (EMPTY, NO_TARGETS, MALFORMED)
 """Reasons that count against `max_drop_share`; the others were asked for."""

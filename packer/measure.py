@@ -21,7 +21,7 @@ from padless.packer.lines import DROPPED, FRAGMENT, STATUSES
 from padless.runtime.reader import Array, PackedReader, column_to_numpy
 
 Integers = NDArray[np.int64]
-_COLUMNS = ("source", "row", "part", "status", "reason", "length", "num_targets", "cut", "pack")
+_COLUMNS = ("source", "row", "part", "status", "reason", "start", "length", "num_targets", "cut", "pack")
 SAMPLE = 30_000
 """Lengths for other plans: every one of up to twice as many, otherwise every k-th."""
 EXAMPLES = 3
@@ -187,7 +187,7 @@ class _Counting:
 
     def _add_lengths(self, lines: dict[str, Array], length: Integers, packed: Integers) -> None:
         self.lengths.append(Lengths.of(length[packed]))
-        goes_on = (lines["status"] == FRAGMENT) & (lines["part"] > 0)
+        goes_on = (lines["status"] == FRAGMENT) & (lines["start"] > 0)  # a copy begins at token 0
         whole = length + lines["cut"]
         begins = np.flatnonzero(~goes_on)
         cut_off = int(begins[0]) if len(begins) else len(whole)

@@ -20,6 +20,7 @@ FIELD_OF_OPTION = {
     "column": "columns",
     "template_arg": "template_args",
     "eval_source": "eval_sources",
+    "weight": "weights",
     "source": "sources",
     "as_json": "json",
 }
@@ -69,6 +70,11 @@ def from_file(path: Path | None, context: typer.Context, given: dict[str, Any]) 
             raise InputError(f"--config {path}: no option {key!r}; known are {', '.join(given)}")
         if name in ("sources", "eval_sources"):
             value = (value,) if isinstance(value, str) else tuple(value or ())
+        if name == "sources":
+            value, of_sources = sources_of(value)
+            for option, numbers in of_sources.items():
+                if "sources" not in explicit and option not in explicit:
+                    found[option] = {**numbers, **found.get(option, {})}
         if name in ("columns", "template_args") and not isinstance(value, dict):
             raise InputError(f"--config {path}: {key} must be a mapping of names to values")
         if name == "shard_size" and isinstance(value, str):
@@ -78,6 +84,39 @@ def from_file(path: Path | None, context: typer.Context, given: dict[str, Any]) 
                 raise OptionError(f"shard_size {error}") from None
         if name not in explicit:
             found[name] = value
+    return found
+
+
+def sources_of(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, dict[str, Any]]]:
+    """A file's sources, and what those that are mappings say of their weight and caps."""
+    paths: list[Any] = []
+    found: dict[str, dict[str, Any]] = {}
+    for source in given:
+        if isinstance(source, dict):
+            options = {"weight": "weights", "max_records": "max_records", "max_tokens": "max_tokens"}
+            unknown = source.keys() - options.keys() - {"path"}
+            if unknown or not isinstance(source.get("path"), str):
+                what = f"has no option {min(map(str, unknown))!r}" if unknown else "needs a path"
+                raise OptionError(
+                    f"sources: {source!r} {what}; give path, and weight, max_records or max_tokens"
+                )
+            for key, option in options.items():
+                if key in source:
+                    found.setdefault(option, {})[source["path"]] = source[key]
+            source = source["path"]
+        paths.append(source)
+    return tuple(paths), found
+
+
+def numbers(values: list[str] | None, option: str) -> dict[str, Any]:
+    """SOURCE=NUMBER, where a source's name may have an equals sign too."""
+    found: dict[str, Any] = {}
+    for value in values or ():
+        name, _, rest = value.rpartition("=")
+        number = scalar(rest)
+        if not name or isinstance(number, str | bool) or number is None:
+            raise InputError(f"{option} takes SOURCE=NUMBER, got {value!r}")
+        found[name] = number
     return found
 
 

@@ -12,20 +12,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
 from padless.packer.config import PackConfig
+from padless.packer.copies import Block, mixed, times_of
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.errors import DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns, groups_of
-from padless.packer.fragments import cut, joined_lengths, lines_of_split
+from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split
 from padless.packer.gather import Gather
+from padless.packer.homogeneous import plan_by_source
 from padless.packer.identity import Identity, version_of
 from padless.packer.kept_shards import KeptShards
 from padless.packer.lines import FAULTS, REASONS
+from padless.packer.mixing import arguments_of
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
 from padless.packer.plan import PackPlan, shuffle_packs
 from padless.packer.rollouts import enter
@@ -195,11 +199,20 @@ class Build:
         count = len(lines)
         if "rollout" in stage.formats.values():
             self._enter_rollouts(store, stage, lines)
-        plans = self._plan(lines, lambda n: (block for _, block in lines_of_split(store, n, count, None)))
+        self._mix(store, lines)
+        if self.config.homogeneous:
+            arguments = arguments_of(self.files)
+            for number, split in enumerate(lines):
+                entries = lines_of_split(store, number, count, split.times, None)
+                per_entry = [np.full((b["length"] > 0).sum(), arguments[e.source]) for e, b in entries]
+                split.sources = np.concatenate([np.zeros(0, np.int32), *per_entry])
+        plans = self._plan(
+            lines, lambda n: (block for _, block in lines_of_split(store, n, count, lines[n].times, None))
+        )
         self._done("plan")
         tokens, weights = lay_elements(store)
         gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
-        pieces = [pieces_of(store, n, len(lines), split.fragments) for n, split in enumerate(lines)]
+        pieces = [pieces_of(store, n, len(lines), split) for n, split in enumerate(lines)]
         key = self.identity.key()
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage), key)
         manifest = self._commit(manifests)
@@ -256,6 +269,22 @@ class Build:
                     + self._way_out_of_empty()
                 )
 
+    def _mix(self, store: ChunkStore, lines: list[SplitLines]) -> None:
+        """Draw what is packed of each split to train on; what is for evaluation stays whole."""
+        mix = self.identity.mix
+        if mix is None:
+            return
+        for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
+            if is_for_evaluation(name):
+                continue
+
+            def blocks(number: int = number) -> Iterator[Block]:
+                for entry, block in lines_of_split(store, number, len(lines), None, None):
+                    yield entry.source, block
+
+            times = times_of(mix, blocks(), arguments_of(self.files))
+            lines[number] = mixed(split, times, blocks(), len(self.files))
+
     def _way_out_of_empty(self) -> str:
         if self.config.eval_fraction:
             return "change --eval-fraction or --seed"
@@ -276,9 +305,9 @@ class Build:
         plans: list[PackPlan] = []
         for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
             strategy = self._strategy(name)
-            plan = STRATEGIES[strategy](
-                joined_lengths(split) if strategy in CUTS else split.lengths,
-                self.config.max_length,
+            planning = partial(
+                STRATEGIES[strategy],
+                max_length=self.config.max_length,
                 max_sequences_per_pack=self.config.max_sequences_per_pack,
                 seed=self.config.seed,
                 align=self.config.align,
@@ -287,8 +316,16 @@ class Build:
                 plan_window=self.config.plan_window,
                 # Decreasing orders put like with like. What cuts is shuffled once the fragments have lines.
                 shuffle=strategy not in KEEPS_ORDER | CUTS,
-                groups=groups_of(split.extras, len(split.lengths)),
             )
+            lengths = joined_lengths(split) if strategy in CUTS else split.lengths
+            groups = groups_of(split.extras, len(split.lengths))
+            if split.sources is None:
+                plan = planning(lengths, groups=groups)
+            else:
+                sources = split.sources[firsts_of(split)] if strategy in CUTS else split.sources
+                plan = plan_by_source(lambda n, g: planning(n, groups=g), lengths, groups, sources)  # noqa: B023
+                if strategy not in KEEPS_ORDER | CUTS:
+                    plan = shuffle_packs(plan, self.config.seed)
             if strategy in CUTS:
                 lines[number] = cut(split, plan, blocks(number))
                 plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
@@ -360,6 +397,10 @@ class Build:
             raise
 
     def _enter_rollouts(self, store: ChunkStore, stage: Tokenizing, lines: list[SplitLines]) -> None:
+        if self.identity.mix is not None:
+            raise InputError(
+                "rollouts are packed in their groups, once each: leave a mix (weights, caps, a target) out"
+            )
         others = {name: self.files[n].name for n, name in sorted(stage.formats.items()) if name != "rollout"}
         for name, file in others.items():
             raise InputError(

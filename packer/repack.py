@@ -29,6 +29,7 @@ from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
 from padless.packer.plan import PackPlan
 from padless.packer.recut import recut
+from padless.packer.recut_copies import copies_apart, copies_together
 from padless.packer.recut_policy import Policy, records_of
 from padless.packer.repack_config import (
     PLANNING,
@@ -109,15 +110,28 @@ class Repack(Build):
         return self.identity_of_repack.splits
 
     def plans_of(
-        self, lengths: list[NDArray[np.int32]], extras: list[dict[str, NDArray[Any]]]
+        self,
+        lengths: list[NDArray[np.int32]],
+        extras: list[dict[str, NDArray[Any]]],
+        sources: list[NDArray[np.int32]],
     ) -> list[PackPlan]:
-        """Plans from the lengths of each split's sequences, and which of them belong together."""
+        """Plans from the lengths of each split's sequences, what belongs together, and their sources."""
+        arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
         self.identity = self.identity_of_repack  # type: ignore[assignment]
         none = np.zeros(0, dtype=np.int32)
         return self._plan(
             [
-                SplitLines(one, none, None, 0, 0, [], extras=columns)
-                for one, columns in zip(lengths, extras, strict=True)
+                SplitLines(
+                    one,
+                    none,
+                    None,
+                    0,
+                    0,
+                    [],
+                    extras=columns,
+                    sources=arguments[source] if self.config.homogeneous else None,
+                )
+                for one, columns, source in zip(lengths, extras, sources, strict=True)
             ],
             lambda n: [],
         )
@@ -201,6 +215,9 @@ class Repack(Build):
             others: list[FileInfo | TableInfo] = [*manifest.sequence_tables, *manifest.tokenizer_files]
             unchanged += [hashing.submit(_check, reader, file) for file in others]
             piece = read_table(reader, records, sources)
+            is_mix = manifest.options.get("mix") is not None
+            if is_mix:
+                piece = copies_apart(piece)
             for check in unchanged:  # beside the table; a damaged file is not copied
                 check.result()
             columns = sequence_columns(reader, self.extras, len(piece.lines), records)
@@ -227,14 +244,18 @@ class Repack(Build):
                 columns = {column: values[cut.origin] for column, values in columns.items()}
             stored += made.segments()
             segments += renumbered(stored, lines + np.arange(len(cut.piece.lines))) if lines else stored
-            pieces.append(cut.piece)
+            pieces.append(copies_together(piece, cut, str(reader.path)) if is_mix else cut.piece)
             beside.append(columns)
             lines += len(cut.piece.lines)
             records += sum(part.statistics["records"]["in"] for part in splits.values())
             sources += len(manifest.sources)
         empty_replies = sum(manifest.statistics["empty_replies"] for manifest in manifests)
         together = {column: np.concatenate([one[column] for one in beside]) for column in beside[0]}
-        return assemble(pieces, segments, together, sources, empty_replies)
+        split, gather, table = assemble(pieces, segments, together, sources, empty_replies)
+        if self.config.homogeneous:
+            arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
+            split.sources = arguments[table.source[table.lines["length"] > 0]]
+        return split, gather, table
 
     def _policy(
         self, name: str, reader: PackedReader, sources: int, columns: Mapping[str, NDArray[Any]]

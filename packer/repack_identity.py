@@ -50,6 +50,8 @@ class RepackIdentity:
         recorded = self.config.recorded()
         if len(self.firsts) > 1:
             found["source_splits"] = self._source_splits()
+            if "source_arguments" in found:
+                found["source_arguments"] = self.source_arguments
             recorded = {name: v for name, v in recorded.items() if not isinstance(found.get(name), list)}
         found.update(recorded)
         for name in KNOWN_LATER - {"formats"}:
@@ -62,6 +64,16 @@ class RepackIdentity:
         """Names everything that decides the tokens of the new sequences."""
         manifests = [checksum_bytes(part.to_json()) for splits in self._folders for part in splits.values()]
         return checksum_bytes(repr([self.options, manifests]).encode("utf-8"))
+
+    @property
+    def source_arguments(self) -> list[int]:
+        """Of each source over all folders, the argument of a build that named it; those of folders differ."""
+        found: list[int] = []
+        for first in self.firsts:
+            start = max(found, default=-1) + 1
+            given = first.options.get("source_arguments") or range(len(first.sources))
+            found += [start + number for number in given]
+        return found
 
     def _source_splits(self) -> list[str]:
         """The split of each source over all folders; empty where no source has one."""

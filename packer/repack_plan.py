@@ -43,7 +43,8 @@ def plan_only(config: RepackConfig, name: str) -> list[Path]:
     there = next((path for path in paths if path.exists()), None)
     if there is not None and not config.force:
         raise InputError(f"{there} is there already: give another name, or --force to replace it")
-    lengths = [reader.sequence_columns("length")["length"] for reader in readers]
+    tables = [reader.sequence_columns("length", "source") for reader in readers]
+    lengths = [table["length"] for table in tables]
     kept = [np.flatnonzero(column) for column in lengths]
     extras = [
         {
@@ -52,7 +53,11 @@ def plan_only(config: RepackConfig, name: str) -> list[Path]:
         }
         for reader, length, lines in zip(readers, lengths, kept, strict=True)
     ]
-    plans = work.plans_of([column[lines] for column, lines in zip(lengths, kept, strict=True)], extras)
+    plans = work.plans_of(
+        [column[lines] for column, lines in zip(lengths, kept, strict=True)],
+        extras,
+        [table["source"][lines] for table, lines in zip(tables, kept, strict=True)],
+    )
     for reader, path, lines, plan, split in zip(readers, paths, kept, plans, work.splits, strict=True):
         write_plan(path, plan, lines, reader.manifest, work.constraints(split))
     return paths

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.copies import goes_on
 from padless.packer.durable import DurableFile
 from padless.packer.extra_columns import Judged
 from padless.packer.fragments import Fragments, lines_of_split
 from padless.packer.gather import StoreGather
-from padless.packer.lines import DROPPED, FRAGMENT, REASONS, STATUSES, WHOLE
+from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
 from padless.packer.plan import PackPlan
 from padless.packer.token_store import ChunkStore
 from padless.runtime.format import TableInfo, sequence_table_schema
@@ -64,12 +65,18 @@ class SplitLines:
     dropped_by_reason: dict[str, int] = field(default_factory=dict)
     cut_by_reason: dict[str, int] = field(default_factory=dict)
     empty_replies: int = 0
+    by_source: list[dict[str, int]] = field(default_factory=list)
+    """Of each source: records, those of them that were dropped, and tokens as packed, copies included."""
     extras: dict[str, NDArray[Any]] = field(default_factory=dict)
     """[sequences] each: the columns of SEQUENCE_COLUMNS that some sequence has a value of."""
     token_extras: tuple[str, ...] | None = None
     """Columns at token level that rollouts have; None: these are no rollouts."""
     continued: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
+    sources: NDArray[np.int32] | None = None
+    """[sequences]: the argument that each came from, where packs are homogeneous; None: they are mixed."""
+    times: NDArray[np.int32] | None = None
+    """[records]: how often each is packed, 0 where a mix did not draw it; None: once."""
     fragments: Fragments | None = None
     """What the plan's strategy cut; None: nothing. `elements` are then those of what was cut."""
 
@@ -86,7 +93,9 @@ class Account:
     """What became of the records, counted over pieces of a table."""
 
     def __init__(self, sources: int) -> None:
-        self.by_source = np.zeros(sources, dtype=np.int64)
+        self.by_source, self.dropped_by_source, self.tokens_by_source = (
+            np.zeros(sources, dtype=np.int64) for _ in range(3)
+        )
         self.trained = self.empty_replies = 0
         self.status, self.dropped, self.cut = (np.zeros(256, dtype=np.int64) for _ in range(3))
 
@@ -96,9 +105,16 @@ class Account:
         is_first = lines["part"] == 0
         first = lines[is_first]
         of = source[is_first] if isinstance(source, np.ndarray) else np.full(len(first), source)
-        self.by_source += np.bincount(of, minlength=len(self.by_source))
+        sources = len(self.by_source)
+        self.by_source += np.bincount(of, minlength=sources)
+        if isinstance(source, np.ndarray):
+            tokens = np.bincount(source, weights=lines["length"], minlength=sources)  # exact below 2^53
+            self.tokens_by_source += tokens.astype(np.int64)
+        else:
+            self.tokens_by_source[source] += lines["length"].sum(dtype=np.int64)
         self.empty_replies += int((first["empty_reply"] & (first["length"] > 0)).sum())
         gone = first["status"] == DROPPED
+        self.dropped_by_source += np.bincount(of[gone], minlength=sources)
         self.status += np.bincount(first["status"], minlength=256)
         self.dropped += np.bincount(first["reason"][gone], minlength=256)
         self.cut += np.bincount(first["reason"], weights=first["cut"], minlength=256).astype("i8")
@@ -108,6 +124,10 @@ class Account:
         whole, truncated, fragments, gone = (int(n) for n in self.status[: len(STATUSES)])
         here.trained, here.empty_replies = self.trained, self.empty_replies
         here.records_by_source = self.by_source.tolist()
+        counts = np.stack([self.by_source, self.dropped_by_source, self.tokens_by_source], axis=1)
+        here.by_source = [
+            dict(zip(("records", "dropped", "tokens"), n, strict=True)) for n in counts.tolist()
+        ]
         here.records = {
             "in": whole + truncated + fragments + gone,
             "whole": whole,
@@ -145,8 +165,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             lengths[split].append(lines["length"][sequences])
             judged[split].add(lines[sequences], base)
             elements[split].append(element[sequences].astype(np.int32))
-            later = (lines["status"] == FRAGMENT) & (lines["part"] > 0)
-            continued[split].append(before[split] + np.flatnonzero(later[sequences]))
+            continued[split].append(before[split] + np.flatnonzero(goes_on(lines[sequences])))
             before[split] += len(lengths[split][-1])
             if len(lines) and not kept[mine].all() or ids[split]:
                 if not ids[split]:  # until here every line was a sequence
@@ -228,9 +247,14 @@ def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> 
 
     _, offsets, data = binary.buffers()
     begins = np.frombuffer(offsets, dtype=np.int64)[lines.elements] + 4 * lines.fragments.starts.astype("i8")
-    edges = np.union1d(begins, begins + 4 * lines.lengths.astype(np.int64))
+    ends = begins + 4 * lines.lengths.astype(np.int64)
+    if lines.times is None:
+        edges = np.union1d(begins, ends)
+        elements = np.searchsorted(edges, begins).astype(np.int32)
+    else:  # copies are cut at different tokens, so each fragment has its own two edges
+        edges = np.append(np.stack([begins, ends], axis=1).reshape(-1), ends.max())
+        elements = np.arange(0, 2 * len(begins), 2, dtype=np.int32)
     fragments = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), data])
-    elements = np.searchsorted(edges, begins).astype(np.int32)
     if weights is not None:  # laid like the tokens, in a file of their own
         buffers = [None, pa.py_buffer(edges), weights.buffers()[2]]
         weights = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
@@ -335,11 +359,11 @@ def _columns(pieces: Iterator[Piece], places: Places) -> Iterator[list[pa.Array]
         yield emit()
 
 
-def pieces_of(store: ChunkStore, split: int, splits: int, fragments: Fragments | None) -> Iterator[Piece]:
-    """The lines of split number `split` of `splits`, cut into `fragments`, chunk after chunk."""
+def pieces_of(store: ChunkStore, split: int, splits: int, about: SplitLines) -> Iterator[Piece]:
+    """The lines of split number `split` of `splits` as they are packed, chunk after chunk."""
     base = 0
     bases: dict[int, int] = {}
-    for entry, lines in lines_of_split(store, split, splits, fragments):
+    for entry, lines in lines_of_split(store, split, splits, about.times, about.fragments):
         row = bases.get(entry.source, 0)
         records = lines["record"].astype(np.int64)
         yield Piece(base + records, row + records, np.full(len(lines), entry.source, dtype=np.int32), lines)

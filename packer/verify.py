@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from padless.packer.errors import InputError
+from padless.packer.verify_constraints import keeps_constraints
 from padless.runtime.format import (
     IGNORE_INDEX,
     MANIFEST,
@@ -101,6 +102,9 @@ def verify(
         if checks[-1].ok:
             checks.append(_check("packs", lambda: _packs(reader, table)))
             checks.append(_check("account", lambda: _account(packs, table)))
+            if checks[-2].ok:
+                stored = table["pack"]
+                checks.append(_check("constraints", lambda: keeps_constraints(reader, table, stored)))
             if plan is not None:
                 checks.append(_check(f"plan {plan}", lambda: _plan(folder, plan, table)))
             if model is not None:
@@ -244,7 +248,10 @@ def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
     ends = np.concatenate([[0], np.cumsum(table["length"][found.sequences], dtype=np.int64)])
     fullest = int(np.diff(ends[found.offsets]).max(initial=0))
     _require(fullest <= limit, f"a pack holds {fullest:,} tokens, max_length is {limit:,}")
-    return f"{len(found.sequences):,} sequences in {len(found):,} packs of at most {limit:,}"
+    pack = np.full(len(times), -1, dtype=np.int64)
+    pack[found.sequences] = np.repeat(np.arange(len(found)), np.diff(found.offsets))
+    kept = keeps_constraints(PackedReader(folder), table, pack, cap=found.facts.get("max_sequences_per_pack"))
+    return f"{len(found.sequences):,} sequences in {len(found):,} packs of at most {limit:,}; {kept}"
 
 
 def _model(folder: Path, model: str | Path) -> str:
@@ -319,6 +326,10 @@ def _account(manifest: Manifest, table: dict[str, Array]) -> str:
             said = {key: count for key, count in said.items() if count}
             value = {key: count for key, count in value.items() if count}
         _require(said == value, f"{name} is {value} in the table, {said} in the manifest")
+    if "by_source" in manifest.statistics:  # since padless counts them
+        counted = np.bincount(table["source"], weights=table["length"], minlength=len(manifest.sources))
+        listed = [here["tokens"] for here in manifest.statistics["by_source"]]
+        _require(counted.tolist() == listed, f"tokens by source are {counted}, the manifest says {listed}")
     by_reason = sum(manifest.statistics["cut_by_reason"].values())
     _require(by_reason == found["cut_tokens"], f"cut_by_reason sums to {by_reason}")
     bound = manifest.statistics["bound_packs"]

@@ -114,6 +114,8 @@ def fresh_plan(manifest: Manifest, lengths: Array, strategy: str, *, seed: int, 
         raise PlanError("replan would part the pairs of this folder (it has pair_id): leave replan out")
     lines = np.flatnonzero(lengths)
     options = manifest.options
+    if options.get("homogeneous"):
+        raise PlanError("replan would mix the sources of this folder (homogeneous): leave replan out")
     drawn = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
     plan = STRATEGIES[strategy](
         lengths[lines],

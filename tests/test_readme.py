@@ -62,6 +62,23 @@ def test_the_readmes_record_of_each_format_is_recognised_and_packed(tmp_path: Pa
     assert sorted(tried) == sorted(FORMATS)
 
 
+def test_the_readmes_mix_gives_the_shares_it_names(tmp_path: Path) -> None:
+    block = README.split("```yaml\n")[1].split("```")[0]
+    for name, word in (("chats", "{} a"), ("code", "x = {}"), ("texts", "the {}")):
+        rows = [json.dumps({"text": (word.format(n) + " ") * 10}) for n in range(20)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+        block = block.replace(f"{name}.jsonl", str(tmp_path / f"{name}.jsonl"))
+    block = block.replace("qwen3/", str(TOKENIZER)).replace(
+        "output: packed", f"output: {tmp_path / 'packed'}"
+    )
+    (tmp_path / "mix.yaml").write_text(block)
+    run = pack("build", "--config", tmp_path / "mix.yaml")
+    assert run.code == 0, run.err
+    facts = json.loads((tmp_path / "packed" / "manifest.json").read_bytes())["statistics"]
+    shares = [source["tokens"] / facts["tokens"] for source in facts["by_source"]]
+    assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
+
+
 def test_the_readmes_python_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     block = next(block for block in blocks if "manifest = pack_dataset(" in block)

@@ -54,7 +54,7 @@ def test_a_sound_folder_passes_every_check(packed: Path) -> None:
     report = verify(packed)
     assert failures(packed) == {} and report.ok and report.warnings == ()
     names = [check.name for check in report.checks]
-    assert names == ["files", "load_from_disk files", "sequence table", "packs", "account"]
+    assert names == ["files", "load_from_disk files", "sequence table", "packs", "account", "constraints"]
     assert report.to_json()["checks"][3]["detail"].startswith("5 sequences in 3 packs")
 
 
@@ -263,7 +263,7 @@ def test_every_split_is_verified_and_named(tmp_path: Path) -> None:
     path = tmp_path / "packed"
     write_splits(path, {"train": Folder(packs=PACKS), "validation": Folder(packs=[count_up(2)])})
     report = verify(path)
-    assert report.ok and len(report.checks) == 2 * 6
+    assert report.ok and len(report.checks) == 2 * 7
     assert verify(path, split="train").ok
     with pytest.raises(SplitError, match="train, validation"):
         verify(path, split="test")

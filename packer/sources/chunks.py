@@ -73,6 +73,8 @@ class SourceFile:
     kind: str
     """json, parquet, csv, text, tokens, or object (`data`)."""
     compression: str | None = None
+    argument: int = 0
+    """Which of the sources that were given names it."""
     split: str = ""
     """The folder of splits that its records go to; "" where all go to one, or each by its content."""
     revision: str | None = None

@@ -72,10 +72,11 @@ def resolve_sources(
     taken: set[str] = set()
     files: list[SourceFile] = []
     for is_eval, group in ((False, specs), (True, eval_specs)):
-        for spec in group:
+        for argument, spec in enumerate(group, len(specs) if is_eval else 0):
             # What was asked for is for training; of a set to evaluate on, the usual split is taken.
             chosen, told = (Choice(), set()) if is_eval else (choice, taken)
             for file in _files(spec, len(files), chosen, is_eval, told):
+                file.argument = argument
                 if eval_specs:
                     file.split = VALIDATION if is_eval else TRAIN
                 elif not are_several(choice.split):

@@ -1,0 +1,56 @@
+"""Whether packs keep what the manifest says they were planned under: sequences a pack, groups, one source.
+
+Lengths are looked at where the packs are (packer/verify.py). What a manifest does not name binds nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from padless.runtime.format import FormatError
+from padless.runtime.reader import Array, PackedReader
+
+
+def keeps_constraints(
+    reader: PackedReader, table: dict[str, Array], pack: Array, *, cap: int | None = None
+) -> str:
+    """What holds, in words; `pack` [lines of the table]: each sequence's, -1 where it is in none.
+
+    `cap`: of a plan, otherwise the manifest's. Raises FormatError for what does not hold.
+    """
+    options = reader.manifest.options
+    kept: list[str] = []
+    packed = np.flatnonzero(pack >= 0)
+    most = int(np.bincount(pack[packed]).max(initial=0)) if len(packed) else 0
+    cap = cap or options.get("max_sequences_per_pack")
+    if cap is not None:
+        if most > cap:
+            raise FormatError(f"a pack holds {most:,} sequences, max_sequences_per_pack is {cap:,}")
+        kept.append(f"at most {most:,} sequences a pack")
+    name = options.get("grouped_by")
+    if name is not None:
+        group = np.full(len(pack), -1, dtype=np.int64)
+        for batch in reader.batches():
+            group[batch.flat("sequence_ids")] = batch.flat(name)
+        bound = packed[group[packed] >= 0]
+        groups = _pairs(group[bound], pack[bound])
+        torn = len(groups) - len(np.unique(groups[:, 0]))
+        if torn:
+            raise FormatError(f"sequences of one {name} are in different packs ({torn:,} such)")
+        kept.append(f"{len(groups):,} groups by {name} share packs")
+    if options.get("homogeneous"):
+        source = np.asarray(options["source_arguments"])[table["source"][packed]]
+        found = _pairs(pack[packed], source)
+        several = len(found) - len(np.unique(found[:, 0]))
+        if several:
+            raise FormatError(
+                f"{several:,} packs hold more than one source, and the manifest says homogeneous"
+            )
+        kept.append("one source a pack")
+    return "; ".join(kept) or "none"
+
+
+def _pairs(first: Array, second: Array) -> Array:
+    """The different pairs, [pairs, 2]."""
+    found: Array = np.unique(np.stack([first, second], axis=1).astype(np.int64), axis=0)
+    return found

@@ -177,6 +177,10 @@ def test_rollouts_are_packed_apart_from_other_records(tmp_path: Path, words: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_rollouts_are_not_mixed(tmp_path: Path, words: Path) -> None:
+    assert "once each" in refused(tmp_path, ROWS, words, "--max-length", 64, "--mix-target", 100)
+
+
 def test_rollouts_are_never_cut_apart(tmp_path: Path, words: Path) -> None:
     assert "--strategy wrapped is for text" in refused(tmp_path, ROWS, words, "--strategy", "wrapped")
     assert "mid-conversation" in refused(tmp_path, ROWS, words, "--overflow", "split")

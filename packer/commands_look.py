@@ -1,0 +1,244 @@
+"""The commands of `pack-dataset` for packed folders that are there: to look at, to check, to hand on."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from padless.packer.config import byte_size
+from padless.packer.errors import InputError
+from padless.packer.exports import EXPORTS, target_of
+from padless.packer.terminal import Json, Plan, Split, console, print_json, wrapping
+
+
+def report(
+    folders: Annotated[
+        list[Path] | None,
+        Argument(metavar="DIR [DIR2]", help="A packed folder; with a second one, both compared."),
+    ] = None,
+    split: Split = None,
+    plan: Plan = None,
+    model: Annotated[
+        Path | None, Option(metavar="CONFIG", help="A model's config.json: weighs padding by its FLOPs.")
+    ] = None,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the report as one page that needs nothing else.")
+    ] = None,
+    card: Annotated[
+        bool, Option("--card", help="Write DIR/README.md: a data set card, by which the Hub loads the packs.")
+    ] = False,
+    batches: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Instead of DIR: lengths of a trainer's batches, JSONL or CSV."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Padding utilization: the packs against naive batching and the bound."""
+    from padless.packer.cost import read_cost
+    from padless.packer.report import build_report
+    from padless.packer.report_view import print_comparison, print_report
+
+    if batches is not None:
+        from padless.packer.batch_log import print_batches, report_batches
+
+        if folders or html is not None or model is not None or card:
+            raise InputError("--batches FILE stands alone: leave DIR, --html, --card and --model out")
+        log = report_batches(batches)
+        if as_json:
+            print_json(log)
+        else:
+            print_batches(log, wrapping())
+        return
+    if not folders:
+        raise InputError("missing: DIR. Usage: pack-dataset report DIR [DIR2], or report --batches FILE")
+    if len(folders) > 2:
+        raise InputError(f"report compares two folders, {len(folders)} were given")
+    if card:
+        from padless.packer.card import write_card
+
+        if len(folders) > 1:
+            raise InputError("--card writes into one folder, and two were given")
+        print(f"written to {write_card(folders[0])}")
+        return
+    cost = read_cost(model) if model is not None else None
+    found = [build_report(folder, split=split, plan=plan, model=cost) for folder in folders]
+    if html is not None:
+        from padless.packer.page import write_page
+        from padless.packer.report_page import comparison_page, report_page
+
+        write_page(html, report_page(found[0]) if len(found) == 1 else comparison_page(found))
+    if as_json:
+        print_json(found[0] if len(found) == 1 else {"reports": found})
+    elif html is not None:
+        print(f"written to {html}")
+    elif len(found) == 1:
+        print_report(found[0], wrapping())
+    else:
+        print_comparison(found, wrapping())
+
+
+def inspect(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
+    pack: Annotated[
+        list[int] | None, Option(help="Number of the pack; may be given several times. Default: 0.")
+    ] = None,
+    sequence: Annotated[int | None, Option(help="Instead: the pack with this sequence.")] = None,
+    row: Annotated[int | None, Option(help="Instead: the pack with this row of a source, from 0.")] = None,
+    source: Annotated[str | None, Option(help="For --row: the source, by the end of its path.")] = None,
+    text: Annotated[
+        str | None, Option(help="Instead: the first pack with these words, from --pack on.")
+    ] = None,
+    browse: Annotated[
+        bool, Option("--browse", help="Go on with n (next), p (previous), a number, or q (quit).")
+    ] = False,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the packs as one page that needs nothing else.")
+    ] = None,
+    split: Split = None,
+    plan: Plan = None,
+    as_json: Json = False,
+) -> None:
+    """One pack decoded: boundaries, what is trained, where each sequence came from."""
+    from padless.packer.find import find_pack
+    from padless.packer.inspect import browse_packs, describe_pack, print_pack
+
+    numbers = list(dict.fromkeys(pack or [0]))
+    if sequence is not None or row is not None or text is not None:
+        where: dict[str, Any] = dict(sequence=sequence, row=row, source=source, text=text)
+        numbers = [find_pack(folder, **where, first=numbers[0], split=split, plan=plan)]
+    found = [describe_pack(folder, number, split=split, plan=plan) for number in numbers]
+    if html is not None:
+        from padless.packer.inspect_page import inspect_page
+        from padless.packer.page import write_page
+
+        write_page(html, inspect_page(found))
+    if as_json:
+        print_json(found[0] if len(found) == 1 else {"packs": found})
+    elif html is not None:
+        print(f"written to {html}")
+    else:
+        console = wrapping()
+        for one in found:
+            print_pack(one, console)
+        if browse:
+            browse_packs(folder, found[-1], console, split=split, plan=plan)
+
+
+def verify(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    split: Split = None,
+    plan: Plan = None,
+    model: Annotated[
+        Path | None,
+        Option(
+            metavar="CONFIG|FOLDER",
+            help="A model's config.json or its folder: do the data fit it, and does it keep sequences apart? "
+            "(Needs torch and transformers; weights are not read.)",
+        ),
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        Option(
+            metavar="trl|hf",
+            help="Also run packs through that trainer's own loader and a tiny model: boundaries, positions, "
+            "labels, losses. (Has to be installed.)",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Check every file, pack and line of a packed folder; exit 1 where one is not as the manifest says."""
+    from padless.packer.verify import verify as run_verify
+
+    found = run_verify(folder, split=split, plan=plan, model=model, trainer=trainer)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        out = console()
+        for check in found.checks:
+            out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "bold red", end=" ")
+            out.print(f"{check.name}: {check.detail}" if check.detail else check.name, markup=False)
+        for warning in found.warnings:
+            out.print("warning:", style="yellow", end=" ")
+            out.print(warning, markup=False)
+    return 0 if found.ok else 1
+
+
+def export(
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    to: Annotated[str, Option(help=f"{', '.join(EXPORTS)}.")],
+    output: Annotated[str, Option(help="Folder to write.")],
+    split: Split = None,
+    plan: Plan = None,
+    shard_size: Annotated[
+        int, Option(parser=byte_size, metavar="BYTES", show_default="512MiB", help="Of a file, about.")
+    ] = 512 * 2**20,
+    force: Annotated[bool, Option("--force", help="Replace an export of other data.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a packed folder in another trainer's form, with a README.md that says how to point it there."""
+    from dataclasses import asdict
+
+    from padless.packer.export import ExportConfig
+    from padless.packer.export import export as run_export
+
+    config = ExportConfig(
+        folder=folder, to=to, output=output, split=split, plan=plan, shard_size=shard_size, force=force
+    )
+    if quiet or as_json or not sys.stderr.isatty():
+        found = run_export(config)
+    else:
+        from rich.progress import MofNCompleteColumn, Progress
+
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+            task = bar.add_task("packs")
+            run = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
+            found = run_export(config, progress=run)
+    if as_json:
+        print_json(asdict(found))
+    elif not quiet:
+        said = "is there already" if found.was_there else f"written in {found.seconds:.1f} s"
+        print(
+            f"{found.output} ({found.target}) {said}: {found.packs:,} packs, {found.sequences:,} sequences, "
+            f"{found.tokens:,} tokens, {found.bytes / 1e6:,.1f} MB in {found.files} files"
+        )
+        for note in found.notes:
+            print(f"note: {note}")
+        print(f"{found.output}/README.md says how to point {target_of(to).reader} at it")
+
+
+def push(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    repository: Annotated[str, Argument(metavar="ORG/NAME", help="A data set on the Hub; made where new.")],
+    private: Annotated[bool, Option("--private", help="Make a new one private.")] = False,
+    revision: Annotated[str | None, Option(help="The branch to commit to; made where new.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Upload a packed folder to the Hub in one commit, checked before, with a data set card."""
+    from padless.packer.push import push as run_push
+
+    address = run_push(folder, repository, private=private, revision=revision)
+    if as_json:
+        print_json({"commit": address})
+    else:
+        print(address)
+
+
+def demo(
+    output: Annotated[Path | None, Option(help="Folder to write.", show_default="./packed-demo")] = None,
+    as_json: Json = False,
+) -> None:
+    """The whole way on a small data set and tokenizer that ship with padless; no network."""
+    from padless.packer.demo import run_demo
+
+    if as_json:
+        from rich.console import Console
+
+        print_json(run_demo(output, Console(file=io.StringIO())))
+    else:
+        run_demo(output, wrapping())

@@ -1,0 +1,49 @@
+"""What commands print to, and the options that they share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
+Plan = Annotated[str | None, Option(metavar="NAME", help="Go by plans/NAME.parquet.")]
+Split = Annotated[str | None, Option(help="The split to take, in a folder of splits.")]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that leaves long lines whole."""
+    # Here and not above: a quiet build needs no rich, and a small one is as fast as its imports.
+    from rich.console import Console
+
+    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+
+
+def wrapping() -> Console:
+    """A console that breaks lines at the terminal's width."""
+    from rich.console import Console
+
+    return Console()
+
+
+def tell_error(message: str) -> None:
+    """One line to stderr."""
+    errors = console(stderr=True)
+    errors.print("error:", style="bold red", end=" ")
+    errors.print(message, markup=False)
+
+
+def tell_interrupted() -> None:
+    """What Ctrl-C gives."""
+    print("interrupted; the same command goes on from what was finished", file=sys.stderr)
+
+
+def print_json(content: Any) -> None:
+    """One line of JSON to stdout, in ASCII where it cannot take UTF-8."""
+    is_utf8 = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps(content, ensure_ascii=not is_utf8) + "\n")

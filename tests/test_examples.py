@@ -21,9 +21,14 @@ def test_an_example_trains_with_the_losses_of_the_single_sequences(name: str, tm
     assert watch.sequences > 10 * len(watch.apart)
 
 
+SHARED = {"demo", "tiny"}
+OF_METHODS = {"dpo", "kto", "reward", "grpo", "evaluation"}
+"""Examples that test_examples_of_methods runs."""
+
+
 def test_every_example_is_tried() -> None:
     scripts = {path.stem for path in (ROOT / "scripts" / "examples").glob("*.py")}
-    assert scripts - {"demo"} == {*prove_trainers.EXAMPLES}
+    assert scripts == {*prove_trainers.EXAMPLES} | SHARED | OF_METHODS
 
 
 def test_an_example_that_mixes_sequences_would_be_seen(

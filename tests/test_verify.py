@@ -194,7 +194,7 @@ def test_a_shard_whose_sums_are_not_the_manifests_is_found(packed: Path, key: st
         (lambda lines: lines[1].update(part=1), "not numbered 0, 1"),
         (lambda lines: lines[1].update(record=0), "not numbered 0, 1"),
         (lambda lines: lines[1].update(source=1), "records per source are [1, 5]"),
-        (lambda lines: lines[1].update(source=-1), "negative source"),
+        (lambda lines: lines[1].update(source=-1), "source reaches from -1"),
         (lambda lines: lines[5].update(length=2), "dropped and has a place or a length"),
         (lambda lines: lines[5].update(pack=1), "dropped and has a place or a length"),
         (lambda lines: lines[4].update(pack=None), "dropped and has a place or a length"),

@@ -2,8 +2,9 @@
 
 A file is written under another name, compared with its checksum and renamed into place: what lies under
 its own name is whole, whenever a process died. One process fetches a file while others that want it wait,
-by a lock that dies with its holder. Where the limit is passed, the files used longest ago are removed; one
-that is mapped lives on until it is closed, so a little more than the limit may be on the disk.
+by a lock that dies with its holder. Where the limit is passed, the files used longest ago are removed, and
+nothing that was not put here. One that is open or mapped lives on until it is closed, so a little more than
+the limit may be on the disk; hence whoever wants a file says how it is opened, and gets it open.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from padless.runtime.errors import ChecksumError, TruncatedFileError
 
+T = TypeVar("T")
 _TRIES = 3
+_NAME = re.compile(r"xxh3-[0-9a-f]{32}")
 
 
 class FileCache:
@@ -25,19 +30,27 @@ class FileCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
 
-    def get(self, name: str, size: int, checksum: str, fetch: Callable[[], Iterable[bytes]]) -> Path:
-        """The file of that size and checksum: as it lies here, or out of the pieces that `fetch` gives.
+    def open(
+        self,
+        name: str,
+        size: int,
+        checksum: str,
+        fetch: Callable[[], Iterable[bytes]],
+        opened: Callable[[Path], T],
+    ) -> T:
+        """What `opened` makes of the file of that size and checksum, which need not be there afterwards.
 
-        `name` is for messages. Damage on the way is tried three times. Raises TruncatedFileError or
-        ChecksumError where it comes each time, and whatever `fetch` raises.
+        It is given the file as it lies here, or out of the pieces that `fetch` gives. `name` is for
+        messages. Damage on the way is tried three times. Raises TruncatedFileError or ChecksumError
+        where it comes each time, and whatever `fetch` and `opened` raise.
         """
         path = self.folder / checksum.replace(":", "-")
-        if self._is_here(path, size):
-            return path
+        with contextlib.suppress(FileNotFoundError):  # never fetched, or removed by others just now
+            return _open_whole(path, size, opened)
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
-            if self._is_here(path, size):  # another process was faster
-                return path
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                return _open_whole(path, size, opened)
             part = path.with_suffix(".part")
             try:
                 for left in reversed(range(_TRIES)):
@@ -47,28 +60,19 @@ class FileCache:
                     except (TruncatedFileError, ChecksumError):
                         if not left:
                             raise
+                found = opened(part)  # under this name nobody removes it
                 self._make_room(size)
                 part.rename(path)
+                return found
             finally:
                 part.unlink(missing_ok=True)
-        return path
-
-    def _is_here(self, path: Path, size: int) -> bool:
-        """Whether a file is complete; it then counts as used just now."""
-        try:
-            if path.stat().st_size != size:
-                return False
-            os.utime(path)
-        except FileNotFoundError:
-            return False
-        return True
 
     def _make_room(self, size: int) -> None:
         """Remove the files used longest ago, until another of `size` bytes fits."""
         files = []
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if not path.suffix:
+                if _NAME.fullmatch(path.name):
                     found = path.stat()
                     files.append((found.st_mtime_ns, found.st_size, path))
         total = size + sum(each for _, each, _ in files)
@@ -77,6 +81,14 @@ class FileCache:
                 break
             path.unlink(missing_ok=True)
             total -= each
+
+
+def _open_whole(path: Path, size: int, opened: Callable[[Path], T]) -> T:
+    """Open a complete file, which then counts as used just now; raises FileNotFoundError for any other."""
+    if path.stat().st_size != size:
+        raise FileNotFoundError(path)
+    os.utime(path)
+    return opened(path)
 
 
 def _write(part: Path, name: str, size: int, checksum: str, pieces: Iterable[bytes]) -> None:
@@ -100,11 +112,28 @@ def _write(part: Path, name: str, size: int, checksum: str, pieces: Iterable[byt
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait for everybody else who holds the lock of that name, in this process or another."""
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            # By name: a process forked meanwhile has the file open, and would hold the lock.
-            fcntl.flock(file, fcntl.LOCK_UN)
+    """Wait for everybody else who holds the lock of that name, in this process or another.
+
+    The holder removes the lock's file, so one who waited has to see that what it holds is still that file.
+    """
+    while True:
+        with path.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                if not _is_file(path, file.fileno()):
+                    continue
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+            finally:
+                # By name: a process forked meanwhile has the file open, and would hold the lock.
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

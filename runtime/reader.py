@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -32,6 +32,7 @@ from padless.runtime.format import (
     BatchError,
     ChecksumError,
     ForeignFileError,
+    FormatError,
     Manifest,
     PlanError,
     ShardInfo,
@@ -209,12 +210,14 @@ class PackedReader:
         if self.remote is not None:
             self.remote.read_ahead([self.manifest.shards[shard] for shard in shards])
 
-    def _local(self, info: ShardInfo | TableInfo) -> Path:
-        """A listed file where it can be opened: of its size, from a URL of its checksum too."""
+    def _open_file(
+        self, info: ShardInfo | TableInfo, opened: Callable[[str], pa.NativeFile]
+    ) -> pa.NativeFile:
+        """A listed file, open: of its size, from a URL of its checksum too."""
         if self.remote is not None:
-            return self.remote.fetch(info)
+            return self.remote.open_file(info, lambda path: opened(str(path)))
         check_file(self.path / info.file, info.bytes)
-        return self.path / info.file
+        return opened(str(self.path / info.file))
 
     def _by_plan(self, plan: Plan) -> PlannedPacks:
         if self._planned is None:
@@ -292,9 +295,13 @@ class PackedReader:
         words = pa.dictionary(pa.int32(), pa.string())
         schema = pa.schema([f.with_type(words) if f.name in strings else f for f in fields])
         for info in self.manifest.sequence_tables:
-            path = self._local(info)
+            path = f"{self.location}/{info.file}"
             found = 0
-            with _told(path), pq.ParquetFile(path, pre_buffer=False, read_dictionary=strings) as file:
+            with (
+                _told(path),
+                self._open_file(info, pa.OSFile) as data,
+                pq.ParquetFile(data, pre_buffer=False, read_dictionary=strings) as file,
+            ):
                 absent = [name for name in columns if name not in file.schema_arrow.names]
                 if absent:
                     raise KeyError(absent[0])
@@ -336,7 +343,7 @@ class PackedReader:
             digest.update(data[start : start + _HASHED_AT_A_TIME])
         if (found := f"xxh3:{digest.hexdigest()}") != info.checksum:
             raise ChecksumError(
-                f"{self.path / info.file} is {found}, the manifest says {info.checksum}; {_WAY_OUT}"
+                f"{self.location}/{info.file} is {found}, the manifest says {info.checksum}; {_WAY_OUT}"
             )
         first = sum(len(before.batches) for before in self.manifest.shards[:shard])
         for which in range(first, first + len(info.batches)):
@@ -371,8 +378,8 @@ class PackedReader:
         if shard in self._shards:
             return self._shards[shard]
         info = self.manifest.shards[shard]
-        path = self._local(info)
-        with pa.memory_map(str(path)) as file:
+        path = f"{self.location}/{info.file}"
+        with self._open_file(info, pa.memory_map) as file:
             data = file.read_buffer(info.bytes)
         if data.size != info.bytes:
             raise TruncatedFileError(f"{path} has {data.size} bytes, not {info.bytes}; {_WAY_OUT}")
@@ -402,14 +409,16 @@ class PackedReader:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _told(path: str) -> Iterator[None]:
     """What a file that is no sequence table makes pyarrow raise, as an error of ours."""
     try:
         yield
+    except FormatError:  # which names what is wrong already
+        raise
     except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
         raise ForeignFileError(f"{path} is no sequence table ({problem}); {_WAY_OUT}") from None
 
 
-def _check_lines(path: Path, found: int, wanted: int) -> None:
+def _check_lines(path: str, found: int, wanted: int) -> None:
     if found != wanted:
         raise ForeignFileError(f"{path} has {found} lines, the manifest says {wanted}; {_WAY_OUT}")

@@ -2,9 +2,9 @@
 
     PackedStream("s3://bucket/packed")      whatever fsspec reads: s3, gs, http, hf, memory ...
 
-A file comes whole into a cache on this machine (`PADLESS_CACHE`, by default ~/.cache/padless, up to
-`PADLESS_CACHE_BYTES`, by default 64 GiB) and is compared with the manifest's checksum on its way; from
-then on it is read as a local one. `file://` works too, and keeps a slow network mount out of the way.
+A file comes whole into a cache on this machine (`shards` in `PADLESS_CACHE`, by default ~/.cache/padless,
+up to `PADLESS_CACHE_BYTES`, by default 64 GiB) and is compared with the manifest's checksum on its way;
+from then on it is read as a local one. `file://` works too, and keeps a slow network mount out of the way.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class RemoteFolder:
         if not limit.isdecimal():
             raise RemoteError(f"PADLESS_CACHE_BYTES is {limit!r}; set it to a whole number of bytes")
         folder = os.environ.get("PADLESS_CACHE") or Path.home() / ".cache" / "padless"
-        self.cache = FileCache(Path(folder).absolute(), int(limit))
+        # A folder of its own: what else lies in the cache is not the limit's to remove.
+        self.cache = FileCache(Path(folder).absolute() / "shards", int(limit))
         self._ahead: tuple[int, ThreadPoolExecutor] | None = None
         self._asked: set[str] = set()
 
@@ -71,13 +72,23 @@ class RemoteFolder:
                 f"{self.url} has no {name}, so it is not a packed folder; {_WAY_OUT}"
             ) from None
 
-    def fetch(self, info: FileInfo | ShardInfo | TableInfo) -> Path:
-        """A listed file as a local one, complete and compared with its checksum.
+    def open_file(self, info: FileInfo | ShardInfo | TableInfo, opened: Callable[[Path], T]) -> T:
+        """What `opened` makes of a listed file: a local one, complete and compared with its checksum.
 
         Raises MissingFileError, TruncatedFileError, ChecksumError or RemoteError.
         """
         name = f"{self.url}/{info.file}"
-        return self.cache.get(name, info.bytes, info.checksum, lambda: self._pieces(info.file))
+        try:
+            return self.cache.open(name, info.bytes, info.checksum, lambda: self._pieces(info.file), opened)
+        except OSError as problem:
+            raise RemoteError(
+                f"{name} cannot be kept in {self.cache.folder} ({problem}); "
+                "make room there, or set PADLESS_CACHE to another folder"
+            ) from None
+
+    def fetch(self, info: FileInfo | ShardInfo | TableInfo) -> None:
+        """Let a listed file come into the cache; raises as `open_file` does."""
+        self.open_file(info, lambda path: None)
 
     def read_ahead(self, files: Sequence[ShardInfo]) -> None:
         """Fetch files in threads, so that they are there when they are asked for.

@@ -9,11 +9,13 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from building import TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import Folder, count_up, write_folder, write_splits
@@ -48,7 +50,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return tmp_path / "cache" / "shards"
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ URL = "memory://bucket/packed"
 
 def kept(cache: Path) -> list[Path]:
     """The complete files of a cache."""
-    return sorted(path for path in cache.iterdir() if not path.suffix)
+    return sorted(path for path in cache.iterdir() if path.name.startswith("xxh3-") and not path.suffix)
 
 
 def test_packs_behind_a_url_are_those_of_the_folder(packed: Path, bucket: Any, cache: Path) -> None:
@@ -161,6 +163,89 @@ def test_the_cache_keeps_its_limit_by_what_was_used_longest_ago(
         PackedReader(URL)
 
 
+def test_the_cache_removes_nothing_that_it_did_not_put_there(
+    packed: Path, bucket: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of others in PADLESS_CACHE and in its shards/, with a suffix or without, and folders."""
+    monkeypatch.setenv("PADLESS_CACHE_BYTES", "1")
+    mine = [folder / name for folder in (cache.parent, cache) for name in ("LICENSE", "xxh3-mine", "a.txt")]
+    mine += [
+        cache.parent / f"xxh3-{'0' * 32}",
+        cache / "packs" / "LICENSE",
+        cache.parent / "packs" / "LICENSE",
+    ]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    assert [pack.num_tokens for pack in PackedReader(URL)] == [1 + number % 7 for number in range(PACKS)]
+    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
+    others = {path.name for path in cache.iterdir()} - {path.name for path in mine} - {"packs"}
+    assert len(others) == 1, "the last shard alone, and no locks"
+
+
+def test_pack_and_streams_of_urls_share_padless_cache(
+    packed: Path, bucket: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from padless.packer import pack
+
+    monkeypatch.setenv("PADLESS_CACHE_BYTES", "1")
+    records = [{"text": "one two three"}]
+    packs = pack(records, str(TOKENIZER), max_length=64)
+    files = {path: path.read_bytes() for path in cache.parent.rglob("*") if path.is_file()}
+    assert len(list(PackedStream(URL, rank=0, world_size=1))) == PACKS
+    assert {path: path.read_bytes() for path in files} == files
+    assert pack(records, str(TOKENIZER), max_length=64)[0].num_tokens == packs[0].num_tokens
+
+
+def test_a_file_removed_by_another_reader_before_it_is_opened_comes_again(
+    packed: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for one file, whatever anybody fetches removes what all the others have just fetched."""
+    monkeypatch.setenv("PADLESS_CACHE_BYTES", "1")
+    reader, other = PackedReader(URL), PackedReader(URL)
+    shards = iter(other.manifest.shards[5:])
+    assert other.remote is not None
+    fetch, utime = other.remote.fetch, os.utime
+
+    def seen_then_removed(path: Path) -> None:
+        utime(path)
+        with monkeypatch.context() as calm:
+            calm.setattr("padless.runtime.cache.os.utime", utime)
+            fetch(next(shards))
+        assert not path.exists()
+
+    assert reader.remote is not None
+    reader.remote.fetch(reader.manifest.shards[0])
+    monkeypatch.setattr("padless.runtime.cache.os.utime", seen_then_removed)
+    assert reader[0].input_ids.tolist() == [0]
+    reader.remote.fetch(reader.manifest.sequence_tables[0])
+    assert reader.sequence_table().equals(PackedReader(packed).sequence_table())
+
+
+def test_readers_of_one_cache_with_room_for_a_file_all_end(
+    packed: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PADLESS_CACHE_BYTES", "1")
+
+    def read(seed: int) -> list[int]:
+        stream = PackedStream(f"file://{packed}", rank=0, world_size=1, seed=seed)
+        return sorted(number for batch in stream for number in numbers(batch))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(read, range(4))) == [list(range(PACKS))] * 4
+
+
+def test_a_cache_that_cannot_be_written_is_told(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "file"))
+    reader = PackedReader(f"file://{packed}")
+    for read in (lambda: reader[0], reader.sequence_table):
+        with pytest.raises(RemoteError, match="cannot be kept in .*; make room there, or set PADLESS_CACHE"):
+            read()
+
+
 def test_shards_are_read_ahead(packed: Path, bucket: Any, cache: Path) -> None:
     batches = iter(PackedStream(URL, rank=0, world_size=1))
     next(batches)
@@ -198,7 +283,7 @@ def test_a_bad_file_is_an_error_that_names_it_and_leaves_nothing(
     for _ in range(2):
         with pytest.raises(error, match=f"{URL}/{shard}"):
             reader[0]
-    assert [path for path in cache.iterdir() if path.suffix != ".lock"] == []
+    assert list(cache.iterdir()) == []
     assert reader[2].num_tokens == 3
 
 

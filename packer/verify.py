@@ -298,7 +298,6 @@ def _records(reader: PackedReader, table: dict[str, Array]) -> str:
     _require(bool((table["cut"][~first] == 0).all()), "cut is not on its record's first line")
     explained = np.array_equal(table["status"] != "whole", table["reason"] != np.array(None))
     _require(explained, "a line has no reason though it is not whole, or the reverse")
-    _require(bool((source >= 0).all()), "a line has a negative source")
     counts = np.bincount(source[first], minlength=len(sources)).tolist()
     listed = [info.records for info in sources]
     _require(counts == listed, f"records per source are {counts}, the manifest says {listed}")

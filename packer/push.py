@@ -19,7 +19,7 @@ from padless.packer.card import has_room_for_card, write_card
 from padless.packer.errors import InputError
 from padless.packer.hub import hub_api, is_hub_id, status_of
 from padless.runtime.format import MANIFEST, Manifest, check_file, load_manifest
-from padless.runtime.plans import plan_names, read_plan
+from padless.runtime.reader import PackedReader
 
 _OURS = re.compile(
     r"([\w.-]+/)?(shard-\d{5,}-[0-9a-f]{8}\.arrow|sequences(-\d{5,})?\.parquet|dataset_info\.json|state\.json"
@@ -94,9 +94,9 @@ def _files_of_split(folder: Path, prefix: str, manifest: Manifest) -> Iterator[t
         found = _content(folder / name).get(key)
         if (sorted(found) if isinstance(found, dict) else found) != wanted:
             raise InputError(f"{folder / name} has other {key} than the manifest; {_WAY_OUT}")
-    for plan in plan_names(folder):
-        read_plan(folder, manifest, plan)
-        yield f"{prefix}plans/{plan}.parquet", folder / "plans" / f"{plan}.parquet"
+    for plan in sorted((folder / "plans").glob("*.parquet")):
+        PackedReader(folder, plan=plan.stem)  # which compares it with its hash
+        yield f"{prefix}plans/{plan.name}", plan
     yield from ((prefix + name, folder / name) for name in (MANIFEST, "dataset_info.json", "state.json"))
 
 

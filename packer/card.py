@@ -1,12 +1,14 @@
 """The data set card: README.md in a packed folder, so that the Hub shows and loads it as it is.
 
 Its metadata block names the shards of each split (`configs`), which is all that `load_dataset` needs after
-`hf upload ORG/NAME packed . --repo-type=dataset`. It lies outside the checksums, and one of somebody else is
-left alone. What it tells of sources are their names below the common folder, as in the manifest.
+`hf upload ORG/NAME packed . --repo-type=dataset`. It lies outside the manifest's checksums; one of somebody
+else, or that somebody edited (a checksum in it tells), is left alone. What it tells of sources are their
+names below the common folder, as in the manifest.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from padless.packer.durable import write_bytes
 from padless.packer.errors import InputError
 from padless.packer.inspect import visible
 from padless.packer.report import build_report
-from padless.runtime.format import Manifest, load_manifest
+from padless.runtime.format import Manifest, checksum_bytes, load_manifest
 
-_OURS = "<!-- written by pack-dataset report --card -->"
+_OURS = b"<!-- written by pack-dataset report --card -->"
+_SEAL = re.compile(rb"<!-- written by pack-dataset report --card, [^ ]+ -->")
 _SIZES = (
     (10**3, "n<1K"),
     (10**4, "1K<n<10K"),
@@ -34,17 +37,37 @@ _LONGEST = 120
 def write_card(path: str | Path) -> Path:
     """Write README.md into a packed folder or a folder of splits, and say where.
 
-    Raises InputError where there is a README.md that is not ours, and what opening a folder raises.
+    Raises InputError where there is a README.md that is not ours as we wrote it, and what opening a folder
+    raises.
     """
     folder = Path(path)
     manifest = load_manifest(folder)
     names: list[str | None] = [None] if isinstance(manifest, Manifest) else list(manifest.names)
     file = folder / "README.md"
-    if file.exists() and _OURS.encode() not in file.read_bytes():
-        raise InputError(f"{file} was not written by pack-dataset: move it away, or add to it by hand")
+    if not has_room_for_card(folder):
+        raise InputError(
+            f"{file} was not written by pack-dataset, or was changed since: move it away, or add to it by "
+            "hand"
+        )
     reports = {name: build_report(folder, split=name) for name in names}
-    write_bytes(str(folder), file.name, card_of(reports).encode("utf-8", "backslashreplace"))
+    card = card_of(reports).encode("utf-8", "backslashreplace")
+    write_bytes(str(folder), file.name, card.replace(_OURS, _sealed(card), 1))
     return file
+
+
+def has_room_for_card(folder: Path) -> bool:
+    """Whether there is no README.md, or one that nobody touched since we wrote it."""
+    try:
+        there = (folder / "README.md").read_bytes()
+    except FileNotFoundError:
+        return True
+    seal = _SEAL.search(there)
+    return seal is not None and seal[0] == _sealed(there.replace(seal[0], _OURS, 1))
+
+
+def _sealed(card: bytes) -> bytes:
+    """The mark with the checksum of the card, by which a card that was edited is told."""
+    return _OURS.replace(b" -->", b", " + checksum_bytes(card).encode() + b" -->")
 
 
 def card_of(reports: dict[str | None, dict[str, Any]]) -> str:
@@ -63,7 +86,7 @@ def card_of(reports: dict[str | None, dict[str, Any]]) -> str:
         "---",
         yaml.safe_dump(metadata, sort_keys=False).rstrip(),
         "---",
-        _OURS,
+        _OURS.decode(),
         "",
         "# Packed sequences",
         "",

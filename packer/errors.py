@@ -17,6 +17,10 @@ class OptionError(InputError):
     """
 
 
+class BusyError(InputError):
+    """Another build is writing into the output."""
+
+
 class CutError(InputError):
     """A piece of a file does not parse by itself: it was cut on trust, and wrongly, or is malformed."""
 

@@ -83,14 +83,9 @@ def export(config: ExportConfig, *, progress: Callable[[int, int], None] | None 
     }
     asked = {"format": _FORMAT, "version": VERSION, "target": config.to, "source": source}
     output = os.path.normpath(config.output)
-    there = _what_is_there(output, config)
-    if there is not None and all(there.get(key) == value for key, value in asked.items()):
+    if (there := _finished(output, config, asked)) is not None:
         return _result(output, there, time.perf_counter() - begin, was_there=True)
-    if there is not None and not config.force:
-        raise InputError(
-            f"{output} is an export of other data, or in another form ({there.get('target')}): give another "
-            "folder, or --force to replace it"
-        )
+    target = target_of(config.to)
     total, done = len(reader), 0
 
     def went_by(packs: int) -> None:
@@ -100,9 +95,20 @@ def export(config: ExportConfig, *, progress: Callable[[int, int], None] | None 
             progress(done, total)
 
     with _beside(output) as folder:
-        job = Job(reader=reader, folder=folder, shard_bytes=config.shard_size, progress=went_by)
+        # Once more, now that no other export can be about to put its folder in place.
+        if (there := _finished(output, config, asked)) is not None:
+            return _result(output, there, time.perf_counter() - begin, was_there=True)
+        job = Job(
+            reader=reader,
+            folder=folder,
+            shard_bytes=config.shard_size,
+            further_columns=target.further_columns,
+            progress=went_by,
+        )
         try:
-            target_of(config.to).write(job)
+            target.write(job)
+            if (note := job.left_behind()) is not None:
+                job.notes.append(note)
             record = {
                 **asked,
                 "counts": job.counts,
@@ -124,14 +130,49 @@ def check_export(folder: str) -> list[str]:
     record = _what_is_there(folder, None)
     if record is None:
         raise InputError(f"{folder} is no export of padless: there is no {EXPORT_RECORD}")
-    problems = []
+    return list(_problems(folder, record, checksums=True))
+
+
+def _problems(folder: str, record: dict[str, Any], *, checksums: bool) -> Iterator[str]:
+    """What is wrong with the files that the record lists."""
     for file in record["files"]:
         path = os.path.join(folder, file["file"])
         if not os.path.exists(path):
-            problems.append(f"{path} is missing")
-        elif os.path.getsize(path) != file["bytes"] or checksum_file(path) != file["checksum"]:
-            problems.append(f"{path} is not as it was written")
-    return problems
+            yield f"{path} is missing"
+        elif os.path.getsize(path) != file["bytes"] or (
+            checksums and checksum_file(path) != file["checksum"]
+        ):
+            yield f"{path} is not as it was written"
+
+
+def _finished(output: str, config: ExportConfig, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of this very export, where it lies there whole; None where there is something to do.
+
+    Raises InputError for what may not be replaced.
+    """
+    there = _what_is_there(output, config)
+    if there is None:
+        return None
+    same = all(there.get(key) == value for key, value in asked.items())
+    # With force a same size is not believed: what `check_export` finds must have a way out.
+    problem = next(_problems(output, there, checksums=config.force), None) if same else None
+    if same and problem is None:
+        return there
+    if problem is not None and not config.force:
+        raise InputError(f"{problem}: --force writes the export anew")
+    if not config.force:
+        raise InputError(
+            f"{output} is an export of other data, or in another form ({there.get('target')}): give another "
+            "folder, or --force to replace it"
+        )
+    listed = {file["file"] for file in there["files"]} | {"README.md", EXPORT_RECORD}
+    stranger = next((name for name in sorted(os.listdir(output)) if name not in listed), None)
+    if stranger is not None:
+        raise InputError(
+            f"{output} holds {stranger!r}, which no export of padless wrote: give another folder, or move it "
+            "away (--force does not touch it either)"
+        )
+    return None
 
 
 def _result(output: str, record: dict[str, Any], seconds: float, *, was_there: bool) -> ExportResult:
@@ -174,24 +215,45 @@ def _beside(output: str) -> Iterator[str]:
     parent, name = os.path.split(os.path.abspath(output))
     os.makedirs(parent, exist_ok=True)
     folder = os.path.join(parent, f".{name}.export")
-    os.makedirs(folder, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = _locked(folder, output)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                f"another export writes to {output}; wait for it, or give another folder"
-            ) from None
         for left in os.listdir(folder):  # by a run that was killed
             os.remove(os.path.join(folder, left))
         try:
             yield folder
         finally:
-            if os.path.exists(folder):
+            if _is_open_at(descriptor, folder):  # else it was renamed, and this may be the next one's
                 remove_tree(folder)
     finally:
         os.close(descriptor)
+
+
+def _locked(folder: str, output: str) -> int:
+    """The folder, made where there is none, open and locked."""
+    while True:
+        os.makedirs(folder, exist_ok=True)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # renamed or removed by who is done
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_open_at(descriptor, folder):
+                return descriptor
+        except OSError:
+            os.close(descriptor)
+            raise InputError(
+                f"another export writes to {output}; wait for it, or give another folder"
+            ) from None
+        os.close(descriptor)  # of what is the output now
+
+
+def _is_open_at(descriptor: int, path: str) -> bool:
+    """Whether the path still leads to what is open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _put_in_place(folder: str, output: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from padless.packer.config import PackConfig
@@ -25,6 +26,7 @@ from padless.runtime.format import (
     MANIFEST,
     Manifest,
     SplitsManifest,
+    check_file,
     checksum_bytes,
     load_manifest,
     read_manifest,
@@ -54,7 +56,8 @@ def finished(
     """What lies in the output, or None where there is nothing finished or it is to be replaced.
 
     `differences` says in which ways the first split's manifest, and the names of all splits, are not those
-    of this run. InputError where there are any: nobody said `force`.
+    of this run. InputError where there are any: nobody said `force`. What `check_file` raises where a file is
+    missing or of another size.
     """
     output = config.output
     if config.force or not os.path.exists(os.path.join(output, MANIFEST)):
@@ -70,6 +73,9 @@ def finished(
             f"{output} holds a finished data set of another build ({'; '.join(found[:4])}): give another "
             "--output, or --force to replace it"
         )
+    for name, inner in manifests.items():
+        for file in inner.files:
+            check_file(Path(output, name, file.file), file.bytes)
     return manifest, manifests
 
 

@@ -3,8 +3,9 @@
     packs = pack(records, "Qwen/Qwen3-8B", max_length=4096)
     SFTTrainer(..., train_dataset=packs.to_hf())     # with packing=False, padding_free=True
 
-What is packed lies in a cache folder under a name made of the data, the tokenizer and the options, so that
-a second call with the same opens it. Nothing there is ever out of date, and all of it may be deleted.
+What is packed lies in a cache folder under a name made of the content of data, tokenizer and template and of
+the options, so that a second call with the same opens it. The price is that sources are read to be named (but
+a `Dataset`, which has a fingerprint). Nothing there is ever out of date, and all of it may be deleted.
 """
 
 from __future__ import annotations
@@ -12,20 +13,31 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from padless.packer.config import PackConfig
-from padless.packer.errors import InputError
+from padless.packer.errors import BusyError, InputError
 from padless.packer.identity import version_of
+from padless.packer.sources import Choice, digest, resolve_sources
 from padless.packer.sources.objects import is_dataset
-from padless.runtime.format import checksum_bytes
+from padless.packer.sources.splits import are_several
+from padless.packer.template import CLASSIC, load_template
+from padless.packer.token_store import wait_for_build
+from padless.packer.tokenizer_files import COPIED, check_folder, tokenizer_folder
+from padless.runtime.format import MANIFEST, checksum_bytes
 
 if TYPE_CHECKING:
     from padless.runtime.dataset import PackedDataset
 
 CACHE = "PADLESS_CACHE"
 """The environment variable that says where packs are kept; `~/.cache/padless` where it is not set."""
+_OURS = frozenset({"output", "sources", "force"})
+"""Options of PackConfig that `pack` decides about."""
+_BY_CONTENT = frozenset({*_OURS, "tokenizer", "template", "workers", "progress"})
+"""Fields that do not stand in a name as they are: what they name does, or nothing of it changes the packs."""
 
 
 def cache_folder() -> Path:
@@ -45,53 +57,80 @@ def pack(
 
     `data` is a `datasets.Dataset`, a list of records (dicts as they would stand in a JSON file) or what
     PackConfig takes as a source; `tokenizer` a folder, a Hub name or a tokenizer of `transformers`. All
-    options of PackConfig are taken: `strategy="none"` gives one sequence a row, which is training without
-    padding but without packing.
+    options of PackConfig are taken but those that make several splits: `strategy="none"` gives one sequence
+    a row, which is training without padding but without packing. Of processes that ask for the same at the
+    same time one packs, and the others wait for it.
 
     Raises InputError for wrong use and for records that cannot be packed, as `build` does.
     """
     from padless.packer.pipeline import pack_dataset
     from padless.runtime.dataset import PackedDataset
 
-    if taken := {"output", "sources", "force"} & options.keys():
-        raise InputError(f"pack() decides about {', '.join(sorted(taken))} itself; use pack_dataset for that")
+    _check_options(options)
     kept = Path(cache).absolute() if cache is not None else cache_folder()
-    folder = _tokenizer_folder(tokenizer, kept)
-    source, stamp = _source(data, kept)
-    asked = {
-        **options,
-        "max_length": max_length,
-        "data": stamp or str(data),
-        "tokenizer": _fingerprint(folder),
-    }
-    asked["versions"] = [version_of("padless"), version_of("pyarrow")]
-    try:
-        name = checksum_bytes(json.dumps(asked, sort_keys=True, default=_plain).encode())
-    except TypeError as error:
-        raise InputError(
-            f"an option is no plain value ({error}); give strings, numbers, lists or dicts"
-        ) from None
-    output = kept / "packs" / name.removeprefix("xxh3:")
-    if stamp is None or not (output / "manifest.json").exists():
-        config = PackConfig(
-            sources=(source,), tokenizer=folder, max_length=max_length, output=str(output),
-            force=stamp is None, **options,
-        )  # fmt: skip
-        pack_dataset(config)
+    config = PackConfig(
+        sources=(_source(data, kept),), tokenizer=_tokenizer_folder(tokenizer, kept), max_length=max_length,
+        output=str(kept), **options,
+    )  # fmt: skip
+    output = kept / "packs" / _name(config)
+    config = replace(config, output=str(output))
+    while not (output / MANIFEST).exists():
+        try:
+            pack_dataset(config)
+        except BusyError:
+            wait_for_build(str(output))
     return PackedDataset(output)
 
 
-def _source(data: Any, kept: Path) -> tuple[Any, str | None]:
-    """What PackConfig takes, and what names its content; None where nothing does before it is read."""
-    if is_dataset(data):
-        return data, getattr(data, "_fingerprint", None)
-    if isinstance(data, str | os.PathLike):
-        path = Path(data)
-        if not path.is_file():
-            return str(data), None
-        from padless.runtime.format import checksum_file
+def _check_options(options: Mapping[str, Any]) -> None:
+    if taken := _OURS & options.keys():
+        raise InputError(f"pack() decides about {', '.join(sorted(taken))} itself; use pack_dataset for that")
+    known = {item.name for item in fields(PackConfig)}
+    if unknown := sorted(options.keys() - known):
+        near = get_close_matches(unknown[0], sorted(known - _OURS), n=1)
+        hint = f"; near it: {near[0]}" if near else ""
+        raise InputError(
+            f"pack() has no option {unknown[0]!r}{hint}; its options are the fields of PackConfig"
+        )
+    several = [name for name in ("eval_fraction", "eval_sources") if options.get(name)]
+    split = options.get("split")
+    if isinstance(split, str) and are_several(split):
+        several.append(f"split={split!r}")
+    if several:
+        raise InputError(
+            f"pack() gives one split, and {several[0]} makes several: call "
+            "pack_dataset, then PackedDataset(folder, split=...), or pack each split by itself"
+        )
 
-        return str(data), checksum_file(path)
+
+def _name(config: PackConfig) -> str:
+    """Made of the content of all that decides the packs, wherever it lies.
+
+    A source's own name is part of it (the suffix says how a file is read, the manifest tells it), its
+    folder is not.
+    """
+    asked = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _BY_CONTENT}
+    choice = Choice(split=config.split, subset=config.subset, revision=config.revision)
+    asked["sources"] = [
+        [file.name, file.split, getattr(file.data, "_fingerprint", None) or digest(file)]
+        for file in resolve_sources(config.sources, text_by=config.text_by, choice=choice)
+    ]
+    asked["tokenizer"] = _fingerprint(config.tokenizer)
+    if config.template is not None and config.template != CLASSIC:
+        asked["template"] = load_template(config.template, None)
+    else:
+        asked["template"] = config.template
+    engines = ("padless", "pyarrow", "tokenizers", "jinja2", "minijinja")
+    asked["versions"] = [version_of(engine) for engine in engines]
+    return checksum_bytes(json.dumps(asked, sort_keys=True).encode()).removeprefix("xxh3:")
+
+
+def _source(data: Any, kept: Path) -> Any:
+    """What PackConfig takes; records of a list are written down under their content."""
+    if is_dataset(data):
+        return data
+    if isinstance(data, str | os.PathLike):
+        return os.fspath(data)
     if not isinstance(data, Sequence) or not all(isinstance(record, Mapping) for record in data):
         raise InputError(
             f"{type(data).__name__} is nothing to pack: give a datasets.Dataset, a list of dicts or a path"
@@ -104,16 +143,17 @@ def _source(data: Any, kept: Path) -> tuple[Any, str | None]:
         lines = b"".join(orjson.dumps(dict(record)) + b"\n" for record in data)
     except TypeError as error:
         raise InputError(f"a record is nothing that JSON can tell ({error})") from None
-    stamp = checksum_bytes(lines)
-    path = kept / "records" / f"{stamp.removeprefix('xxh3:')}.jsonl"
+    path = kept / "records" / f"{checksum_bytes(lines).removeprefix('xxh3:')}.jsonl"
     _write_once(path, lines)
-    return str(path), stamp
+    return str(path)
 
 
 def _tokenizer_folder(tokenizer: Any, kept: Path) -> str:
-    """A name or folder as it is; a tokenizer object saved under its content."""
+    """A folder as it is, that of a Hub name; a tokenizer object saved under its content."""
     if isinstance(tokenizer, str | os.PathLike):
-        return str(tokenizer)
+        folder = tokenizer_folder(os.fspath(tokenizer))
+        check_folder(folder)
+        return folder
     if not hasattr(tokenizer, "save_pretrained"):
         raise InputError(
             f"{type(tokenizer).__name__} is no tokenizer: give a folder, a Hub name or one of transformers"
@@ -136,12 +176,9 @@ def _tokenizer_folder(tokenizer: Any, kept: Path) -> str:
 
 
 def _fingerprint(folder: str) -> str:
-    """The content of a folder's files; a Hub name as it is."""
-    path = Path(folder)
-    if not path.is_dir():
-        return folder
-    files = sorted(file for file in path.iterdir() if file.is_file())
-    parts = b"".join(f.name.encode() + b"\0" + f.read_bytes() for f in files)
+    """The content of a tokenizer's files; whatever else lies in the folder decides nothing."""
+    files = [file for name in COPIED if (file := Path(folder, name)).is_file()]
+    parts = b"".join(f.name.encode() + b"\0" + checksum_bytes(f.read_bytes()).encode() for f in files)
     return checksum_bytes(parts).removeprefix("xxh3:")
 
 
@@ -152,11 +189,3 @@ def _write_once(path: Path, content: bytes) -> None:
     half = path.with_suffix(f".{os.getpid()}.tmp")
     half.write_bytes(content)
     half.replace(path)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, os.PathLike):
-        return str(value)
-    if isinstance(value, tuple | set | frozenset):
-        return sorted(map(str, value))
-    raise TypeError(f"{type(value).__name__} {value!r}")

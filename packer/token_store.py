@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from padless.packer.chunk import ChunkResult
-from padless.packer.errors import DiskFullError, InputError
+from padless.packer.errors import BusyError, DiskFullError
 from padless.packer.lines import LINE, Problem
 from padless.runtime.format import WORK_FOLDER
 
@@ -71,7 +71,7 @@ class WorkFolder:
         while (lock := self._try_lock()) is None:
             # Forked workers hold the lock with their parent, so that nobody writes while one is left.
             if not self._is_orphaned() or time.monotonic() > patience:
-                raise InputError(
+                raise BusyError(
                     f"another build is writing into {output}; wait for it, or give another --output"
                 )
             time.sleep(0.02)
@@ -111,6 +111,18 @@ class WorkFolder:
     def release(self) -> None:
         """Leave what is there for the next run."""
         os.close(self._lock)
+
+
+def wait_for_build(output: str) -> None:
+    """Come back when nobody builds there any more, or once who does has let go of the lock."""
+    try:
+        lock = os.open(os.path.join(output, WORK_FOLDER, "lock"), os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):  # it is done
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
 
 
 class ChunkStore:

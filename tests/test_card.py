@@ -96,6 +96,17 @@ def test_a_card_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     assert (folder / "README.md").read_text() == "# mine\n"
 
 
+def test_a_card_that_was_edited_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    write_folder(folder, Folder(packs=[count_up(3)]))
+    assert pack("report", folder, "--card").code == 0
+    edited = (folder / "README.md").read_text() + "Licensed to all.\n"
+    (folder / "README.md").write_text(edited)
+    run = pack("report", folder, "--card")
+    assert run.code == 2 and "changed since" in run.err
+    assert (folder / "README.md").read_text() == edited
+
+
 def test_a_card_is_of_one_folder(tmp_path: Path) -> None:
     write_folder(tmp_path / "a", Folder(packs=[count_up(3)]))
     assert pack("report", tmp_path / "a", tmp_path / "a", "--card").code == 2

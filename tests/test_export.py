@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import gzip
 import json
 import os
@@ -258,6 +259,47 @@ def test_further_columns_go_along_where_the_form_has_room(packed: Path, tmp_path
     assert [row["origin"] for row in rows] == [7, 7, 8]
 
 
+def weighted(folder: Path, weights: list[list[float]]) -> Path:
+    """Two packs of one sequence whose last two tokens are trained."""
+    kind = ("token", "list<float32>", pa.list_(pa.float32()), weights)
+    masks = [False, True, True]
+    packs = [[Seq([1, 2, 3], masks)], [Seq([4, 5, 6], masks)]]
+    write_folder(folder, Folder(packs=packs, extras={"loss_weight": kind}, tokenizer=TOKENS))
+    return folder
+
+
+@pytest.mark.parametrize("to", EXPORTS)
+def test_weights_go_along_or_are_refused(to: str, tmp_path: Path) -> None:
+    if to == "mds":
+        pytest.importorskip("streaming")
+    run = pack(
+        *("export", weighted(tmp_path / "packed", [[0, 1, 1], [0, 1, 0.5]]), "--to", to),
+        *("--output", tmp_path / "out"),
+    )
+    if to in ("unpacked", "axolotl"):
+        assert [row["loss_weight"] for row in arrow_rows(tmp_path / "out")] == [[0, 1, 1], [0, 1, 0.5]]
+    elif to == "parquet":
+        assert pq.read_table(tmp_path / "out" / "data-00000.parquet")["loss_weight"][1].as_py() == [0, 1, 0.5]
+    elif to not in MASKLESS:  # it refuses the masks
+        assert run.code == 2 and "weighs 0.5" in run.err and "unpacked" in run.err
+        assert os.listdir(tmp_path) == ["packed"]
+
+
+def test_weights_that_say_what_labels_do_need_no_place(tmp_path: Path) -> None:
+    folder = weighted(tmp_path / "packed", [[0, 1, 1], [0, 1, 1]])
+    run = pack("export", folder, "--to", "automodel", "--output", tmp_path / "out")
+    assert run.code == 0 and "left behind" not in run.out
+
+
+def test_columns_that_are_left_behind_are_named(packed: Path, tmp_path: Path) -> None:
+    for to, told in (("torchtitan", True), ("nemo", True), ("parquet", False)):
+        run = pack("export", packed, "--to", to, "--output", tmp_path / to)
+        readme = (tmp_path / to / "README.md").read_text()
+        for words in (run.out + run.err, readme):
+            assert ("left behind" in words) is told
+            assert all((f"`{name}`" in words) is told for name in ("reward", "weight", "origin"))
+
+
 def test_datasets_loads_what_is_written_for_it(packed: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     for to in ("unpacked", "automodel", "torchtune", "torchtitan", "llamafactory"):
@@ -311,6 +353,63 @@ def test_what_padless_did_not_write_is_never_touched(packed: Path, tmp_path: Pat
     run = pack("export", packed, "--to", "nemo", "--output", tmp_path / "out", *force)
     assert run.code == 2 and "give another folder" in run.err
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_force_takes_away_only_what_an_export_wrote(packed: Path, tmp_path: Path, kind: str) -> None:
+    words = ("export", packed, "--output", tmp_path / "out")
+    assert pack(*words, "--to", "unpacked").code == 0
+    mine = tmp_path / "out" / "mine" / "notes.txt" if kind == "folder" else tmp_path / "out" / "notes.txt"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("years of work")
+    before = sorted(tmp_path.rglob("*"))
+    assert pack(*words, "--to", "unpacked").code == 0  # nothing to do
+    run = pack(*words, "--to", "parquet", "--force")
+    assert run.code == 2 and mine.relative_to(tmp_path / "out").parts[0] in run.err and "move it" in run.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("harm", ["missing", "shorter"])
+def test_a_damaged_export_is_not_done(packed: Path, tmp_path: Path, harm: str) -> None:
+    words = ("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
+    pack(*words)
+    file = tmp_path / "out" / "data-00000.arrow"
+    whole = file.read_bytes()
+    file.unlink()
+    if harm == "shorter":
+        file.write_bytes(whole[:-1])
+    run = pack(*words)
+    assert run.code == 2 and str(file) in run.err and "--force writes the export anew" in run.err
+    assert pack(*words, "--force").code == 0 and file.read_bytes() == whole
+
+
+def test_force_writes_anew_what_has_another_checksum(packed: Path, tmp_path: Path) -> None:
+    words = ("export", packed, "--to", "unpacked", "--output", tmp_path / "out", "--force")
+    pack(*words)
+    file = tmp_path / "out" / "data-00000.arrow"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "written in" in pack(*words).out and file.read_bytes() == whole
+    assert "is there already" in pack(*words).out
+
+
+def test_who_opens_the_hidden_folder_before_its_rename_finds_the_work_done(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ExportConfig(folder=str(packed), to="unpacked", output=str(tmp_path / "out"))
+    hidden = str(tmp_path / ".out.export")
+    lock, opened = fcntl.flock, []
+
+    def another_is_done_first(descriptor: int, how: int) -> None:
+        if not opened:
+            opened.append(descriptor)
+            os.rename(hidden, tmp_path / "aside")  # as the other one's, which it puts in place
+            assert not export(config).was_there
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", another_is_done_first)
+    assert export(config).was_there and opened
+    assert sorted(os.listdir(tmp_path)) == ["aside", "out", "packed"]
 
 
 def test_a_failed_export_leaves_nothing(

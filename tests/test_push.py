@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +78,60 @@ def test_a_damaged_folder_is_never_sent(hub: StandIn, tmp_path: Path) -> None:
     shard.write_bytes(bytes(raw))
     run = pack("push", folder, NAME)
     assert run.code == 2 and shard.name in run.err
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_the_card_is_that_of_the_folder(hub: StandIn, tmp_path: Path, edited: bool) -> None:
+    folder = build(tmp_path / "packed")
+    assert pack("report", folder, "--card").code == 0
+    before = (folder / "README.md").read_bytes()
+    if edited:
+        (folder / "README.md").write_bytes(before + b"mine\n")
+    build(folder, "--max-length", 2048, "--force")
+    assert pack("push", folder, NAME).code == 0
+    card = on_hub(hub)["README.md"]
+    assert card == before + b"mine\n" if edited else card != before and b"| 2,048 |" in card
+    assert card == (folder / "README.md").read_bytes()
+
+
+def other_shards(content: bytes) -> bytes:
+    return content.replace(b"shard-00000", b"shard-00001")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("state.json", other_shards),
+        ("state.json", lambda content: content[:-3]),
+        ("state.json", lambda content: None),
+        ("dataset_info.json", lambda content: content.replace(b"seq_lengths", b"lengths")),
+        ("dataset_info.json", lambda content: b"[]"),
+        ("plans/other.parquet", lambda content: content[:-9]),
+    ],
+)
+def test_what_has_no_checksum_must_belong_to_the_manifest(
+    hub: StandIn, tmp_path: Path, name: str, change: Callable[[bytes], bytes | None]
+) -> None:
+    folder = build(tmp_path / "packed")
+    assert pack("repack", folder, "--plan-only", "other", "--seed", 7).code == 0
+    changed = change((folder / name).read_bytes())
+    if changed is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(changed)
+    run = pack("push", folder, NAME)
+    assert run.code == 2 and str(folder / name) in run.err and "Traceback" not in run.err
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("name", ["dataset_dict.json", "validation/manifest.json"])
+def test_splits_must_belong_to_the_manifest(hub: StandIn, tmp_path: Path, name: str) -> None:
+    folder = build(tmp_path / "packed", "--eval-fraction", 0.1)
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content.replace(b"validation", b"va1idation") + b" ")
+    run = pack("push", folder, NAME)
+    assert run.code == 2 and str(folder / name) in run.err
     assert hub.requests == []
 
 

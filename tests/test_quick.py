@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from building import TOKENIZER
+from hub_stand_in import Repository, commit_of, stand_in
 
-from padless.packer import pack, pipeline
+from padless.packer import pack, pipeline, quick
 from padless.packer.errors import InputError
+from padless.packer.token_store import WorkFolder
 from padless.runtime.reader import PackedReader
 
 RECORDS = [{"text": "word " * n} for n in (3, 9, 4, 7, 12, 5)]
@@ -73,6 +80,103 @@ def test_files_are_known_by_their_content(tmp_path: Path, calls: list[Any]) -> N
     assert sum(len(p.seq_lengths) for p in second.reader) == 1
 
 
+def test_a_template_is_known_by_its_content(tmp_path: Path, calls: list[Any]) -> None:
+    template = tmp_path / "chat.jinja"
+    chats = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}]
+
+    def packed() -> list[list[int]]:
+        words = {"template": str(template), "train_on": "all", "cache": tmp_path / "cache"}
+        return ids(pack(chats, TOKENIZER, max_length=64, **words))
+
+    template.write_text("{% for m in messages %}one {{ m.content }}{% endfor %}")
+    first = packed()
+    assert first == packed() and len(calls) == 1
+    template.write_text("{% for m in messages %}another {{ m.content }}{% endfor %}")
+    assert packed() != first and len(calls) == 2
+
+
+def test_a_suffix_says_how_the_same_bytes_are_read(tmp_path: Path) -> None:
+    found = []
+    for name in ("a.jsonl", "a.txt"):
+        (tmp_path / name).write_text('{"text": "hello there"}\n')
+        found.append(ids(pack(tmp_path / name, TOKENIZER, max_length=32, cache=tmp_path / "cache")))
+    assert found[0] != found[1]
+
+
+def test_a_folder_is_known_by_its_files(tmp_path: Path, calls: list[Any]) -> None:
+    (tmp_path / "data").mkdir()
+    for number in (1, 2):
+        (tmp_path / "data" / f"{number}.jsonl").write_text(json.dumps(RECORDS[number]) + "\n")
+        for _ in range(2):
+            packs = pack(tmp_path / "data", TOKENIZER, max_length=32, cache=tmp_path / "cache")
+        assert len(calls) == number and sum(len(p.seq_lengths) for p in packs.reader) == number
+
+
+def test_a_tokenizer_of_the_hub_is_known_by_its_files(
+    tmp_path: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = (TOKENIZER / "tokenizer.json").read_bytes()
+    with stand_in() as hub:
+        hub.repositories["models/org/tiny"] = Repository.of({"tokenizer.json": content})
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        for _ in range(2):
+            pack(RECORDS, "org/tiny", max_length=32, cache=tmp_path)
+        assert len(calls) == 1
+        hub.repositories["models/org/tiny"] = Repository(
+            commits={commit_of("next"): {"tokenizer.json": content + b"\n"}}, refs={"main": commit_of("next")}
+        )
+        pack(RECORDS, "org/tiny", max_length=32, cache=tmp_path)
+        assert len(calls) == 2
+
+
+def test_what_changes_no_pack_makes_no_other_one(tmp_path: Path, calls: list[Any]) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(TOKENIZER, tokenizer)
+    pack(RECORDS, tokenizer, max_length=32, cache=tmp_path, workers=1, progress=lambda stage, counters: None)
+    (tokenizer / "model.safetensors").write_bytes(b"weights of a model")
+    pack(RECORDS, tokenizer, max_length=32, cache=tmp_path, workers=2)
+    assert len(calls) == 1
+
+
+def test_processes_that_ask_at_once_get_the_same_packs(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.jsonl").write_text("".join(json.dumps({"text": f"words {n}"}) + "\n" for n in range(3000)))
+    code = (
+        "import sys; from padless.packer import pack; data, tokenizer, cache = sys.argv[1:]\n"
+        "print(len(pack(data, tokenizer, max_length=64, cache=cache)))"
+    )
+    words = [sys.executable, "-c", code, str(data), str(TOKENIZER), str(tmp_path / "cache")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(words, **pipes) for _ in range(3)]
+    told = [(run.communicate(), run.returncode) for run in running]
+    assert all(code == 0 for _, code in told), told
+    assert len({out for (out, _), _ in told}) == 1
+    assert len(os.listdir(tmp_path / "cache" / "packs")) == 1
+
+
+def test_who_comes_while_another_packs_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ids(pack(RECORDS, TOKENIZER, max_length=32, cache=tmp_path / "other"))
+    (name,) = os.listdir(tmp_path / "other" / "packs")
+    other = WorkFolder(str(tmp_path / "cache" / "packs" / name))
+    waiting = threading.Event()
+    wait = quick.wait_for_build
+
+    def waited(output: str) -> None:
+        waiting.set()
+        wait(output)
+
+    monkeypatch.setattr(quick, "wait_for_build", waited)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: pack(RECORDS, TOKENIZER, max_length=32, cache=tmp_path / "cache"))
+        try:
+            assert waiting.wait(60) and not found.done()
+        finally:
+            other.remove()
+        assert ids(found.result(60)) == wanted
+
+
 def test_objects_of_datasets_and_transformers_are_taken(tmp_path: Path, calls: list[Any]) -> None:
     datasets = pytest.importorskip("datasets")
     transformers = pytest.importorskip("transformers")
@@ -101,13 +205,19 @@ def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: 
         (["text"], {}, "list is nothing to pack"),
         ([{"text": object()}], {}, "nothing that JSON can tell"),
         (RECORDS, {"output": "x"}, "output"),
-        (RECORDS, {"columns": {"text": object()}}, "no plain value"),
+        (RECORDS, {"columns": {"text": object()}}, "columns must give a column"),
+        (RECORDS, {"eval_fractoin": 0.1}, "no option 'eval_fractoin'; near it: eval_fraction"),
+        (RECORDS, {"eval_source": "x.jsonl"}, "near it: eval_sources"),
+        (RECORDS, {"eval_fraction": 0.5}, "one split, and eval_fraction makes several"),
+        (RECORDS, {"eval_sources": ("x.jsonl",)}, "one split, and eval_sources makes several"),
+        (RECORDS, {"split": "train,test"}, "one split, and split='train,test' makes several"),
         (RECORDS, {"strategy": "best"}, "strategy"),
     ],
 )
 def test_wrong_use_is_told(tmp_path: Path, data: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         pack(data, TOKENIZER, max_length=32, cache=tmp_path, **options)
+    assert not (tmp_path / "packs").exists()
 
 
 def test_what_is_no_tokenizer_is_told(tmp_path: Path) -> None:

@@ -128,6 +128,21 @@ def test_a_source_that_was_only_touched_is_the_same(tmp_path: Path) -> None:
     assert built(source, tmp_path / "out")["was_finished"] is True
 
 
+@pytest.mark.parametrize("more", [(), ("--eval-fraction", 0.2)], ids=["one split", "eval split"])
+@pytest.mark.parametrize("what", ["shard-*.arrow", "sequences*.parquet", "tokenizer.json"])
+def test_a_folder_that_lacks_a_file_is_not_finished(
+    tmp_path: Path, what: str, more: tuple[object, ...]
+) -> None:
+    built(DEMO, tmp_path / "out", *more)
+    before = files_of(tmp_path / "out")
+    file = next((tmp_path / "out").rglob(what))
+    file.unlink()
+    run = build(DEMO, tmp_path / "out", *more)
+    assert run.code == 2 and str(file) in run.err and "--force" in run.err
+    built(DEMO, tmp_path / "out", *more, "--force")
+    assert files_of(tmp_path / "out") == before
+
+
 # -- force ---------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,8 @@ def _write(job: Job) -> None:
 
 TARGET = Target(
     reader="Axolotl",
-    rows="one row a sequence: `input_ids`, `attention_mask`, `labels` (unshifted); `axolotl.yaml`",
+    rows="one row a sequence: `input_ids`, `attention_mask`, `labels` (unshifted), and the folder's "
+    "further columns; `axolotl.yaml`",
     how="""```yaml
 datasets:
   - path: {output}
@@ -31,5 +32,6 @@ sample_packing: true
 ```
 
 Axolotl packs the sequences by itself.""",
+    further_columns=True,
     write=_write,
 )

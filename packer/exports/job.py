@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,9 @@ import pyarrow as pa
 from padless.packer.durable import DurableFile
 from padless.packer.errors import InputError
 from padless.packer.exports.rows import Array, Rows, rows_of
+from padless.packer.extra_columns import WEIGHTS
 from padless.packer.tokenizer_files import TokenizerFiles, read_files
-from padless.runtime.format import FileInfo
+from padless.runtime.format import IGNORE_INDEX, FileInfo
 from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
@@ -37,6 +38,8 @@ class Job:
     folder: str
     """Where files go; the folder is empty."""
     shard_bytes: int
+    further_columns: bool
+    """Whether the form takes the folder's further columns along."""
     progress: Callable[[int], None]
     """Told how many packs went by."""
     files: list[FileInfo] = field(default_factory=list)
@@ -72,13 +75,37 @@ class Job:
         return 0
 
     def rows(self) -> Iterator[Rows]:
-        """The folder's packs, counted."""
+        """The folder's packs, counted. InputError for what would train differently in this form."""
         for rows in rows_of(self.reader):
+            if not self.further_columns:
+                self._check_weights(rows)
             yield rows
             self.counts["packs"] += len(rows.sequences)
             self.counts["sequences"] += len(rows.seq_lengths)
             self.counts["tokens"] += len(rows.input_ids)
             self.progress(len(rows.sequences))
+
+    def _check_weights(self, rows: Rows) -> None:
+        """See that labels say what the weights do: 1 where a token is trained."""
+        weights = rows.extras.get(WEIGHTS.name)
+        if weights is None:
+            return
+        others = weights[(rows.labels != IGNORE_INDEX) & (weights != 1)]
+        if len(others):
+            raise InputError(
+                f"{self.reader.path} has trained tokens whose loss weighs {others[0]:g}, and this form has "
+                "no place for weights: they would be trained at 1. Export to unpacked, parquet or axolotl, "
+                "which keep the column, or build from records without weights"
+            )
+
+    def left_behind(self) -> str | None:
+        """A note that names the further columns which the form has no place for."""
+        # Labels say what is left of the weights.
+        left = [column.name for column in self.reader.manifest.extras if column != WEIGHTS]
+        if self.further_columns or not left:
+            return None
+        named = ", ".join(f"`{name}`" for name in left)
+        return f"left behind, since this form has no place for further columns: {named}."
 
     def open(self, name: str) -> DurableFile:
         """A new file, to be kept with `keep`."""
@@ -127,17 +154,23 @@ class Job:
                 self.keep(file, name.format(number))
                 stack.close()
 
-            for rows in self.rows():
-                columns = convert(rows)
-                batch = pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
-                if opened is not None and opened[0].size + batch.nbytes > self.shard_bytes:
-                    finish()
-                    opened, number = None, number + 1
-                if opened is None:
-                    self._schema = batch.schema
-                    file = stack.enter_context(self.open(name.format(number)))
-                    opened = file, start(pa.PythonFile(file, mode="w"), batch.schema)
-                opened[1].write_batch(batch)
+            try:
+                for rows in self.rows():
+                    columns = convert(rows)
+                    batch = pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
+                    if opened is not None and opened[0].size + batch.nbytes > self.shard_bytes:
+                        finish()
+                        opened, number = None, number + 1
+                    if opened is None:
+                        self._schema = batch.schema
+                        file = stack.enter_context(self.open(name.format(number)))
+                        opened = file, start(pa.PythonFile(file, mode="w"), batch.schema)
+                    opened[1].write_batch(batch)
+            except BaseException:
+                if opened is not None:  # while there is a file: it would be closed when it is collected
+                    with suppress(Exception):
+                        opened[1].close()
+                raise
             if opened is None:
                 raise InputError(f"{self.reader.path} has no packs: there is nothing to export")
             finish()

@@ -41,5 +41,6 @@ dataset = load_dataset("parquet", data_files="{output}/*.parquet", split="train"
 ```
 
 TRL's SFTTrainer takes these rows with `packing=False, padding_free=True, max_length=None`.""",
+    further_columns=True,
     write=_write,
 )

@@ -18,5 +18,7 @@ class Target:
     """What is written, in a sentence."""
     how: str
     """How that trainer is pointed at it, in Markdown; {output} stands for the folder."""
+    further_columns: bool = False
+    """Whether the folder's further columns (weights, rewards, ...) go along."""
     write: Callable[[Job], None]
     """Raises InputError where the data cannot be told in this form."""

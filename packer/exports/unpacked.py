@@ -36,7 +36,8 @@ def _write(job: Job) -> None:
 
 TARGET = Target(
     reader="anything that takes tokenized rows from `datasets`",
-    rows="one row a sequence: `input_ids`, `attention_mask` (ones), `labels` (unshifted, -100 where masked)",
+    rows="one row a sequence: `input_ids`, `attention_mask` (ones), `labels` (unshifted, -100 where masked), "
+    "and the folder's further columns",
     how="""```python
 from datasets import load_from_disk
 
@@ -44,5 +45,6 @@ dataset = load_from_disk("{output}")
 ```
 
 The rows come in the order of the packs; shuffle them before you train.""",
+    further_columns=True,
     write=_write,
 )

@@ -83,10 +83,21 @@ def packed_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
             "training keys and queries are the same tokens; give the same boundaries"
         )
     boundaries_of(bounds, kwargs["max_length_q"], batch * tokens)
+    if keys is not None and keys is not bounds and _readable(keys) and _readable(bounds):
+        if not torch.equal(keys, bounds):
+            raise ModelError(
+                f"cu_seq_lens_k are {keys.tolist()} and cu_seq_lens_q {bounds.tolist()}: in packed "
+                "training keys and queries are the same tokens; give the same boundaries"
+            )
     if kwargs.get("position_ids") is None:
         kwargs["position_ids"] = _positions(bounds, batch, tokens)
     mask = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=given.device)
     return kwargs | {"attention_mask": mask, "use_cache": False}
+
+
+def _readable(bounds: Tensor) -> bool:
+    """Whether values can be looked at without waiting for a device or breaking a graph."""
+    return bounds.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _positions(bounds: Tensor, batch: int, tokens: int) -> Tensor:

@@ -4,11 +4,13 @@ Liger's own patching replaces classes in transformers' modules, for every model 
 functions are set on this model's modules, and taken off again. Norms and MLPs are Liger's in every call,
 with boundaries or without: the same function with other rounding. The loss is Liger's in packed training
 calls with labels, whose logits are then never made (`output.logits` is None); it waits for the device once,
-to count the labels.
+to count the labels. It reads the head's weight, so it is taken where the head is a plain linear layer, and
+nowhere else: an adapter on the head would be left out. What a call finds there decides.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from types import MethodType
@@ -18,8 +20,9 @@ from torch import Tensor, nn
 
 from padless.runtime.errors import ModelError
 from padless.runtime.model_families import Decoder, family_of
-from padless.runtime.model_wiring import Rewired
+from padless.runtime.model_wiring import Rewired, keep
 
+_LOG = logging.getLogger(__name__)
 PARTS = ("rms_norm", "mlp", "loss")
 _QWEN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _LLAMA = ("llama", "mistral", "mixtral", "ministral3", *_QWEN, "phi3", "smollm3")
@@ -43,8 +46,11 @@ def liger_parts(liger: str | bool | Iterable[str], decoder: Decoder) -> tuple[st
     if liger == "auto":
         on_device = all(parameter.is_cuda for parameter in decoder.module.parameters())
         return PARTS if installed and on_device else ()
-    parts = {True: PARTS, False: ()}[liger] if isinstance(liger, bool) else tuple(liger)
-    if isinstance(liger, str) or set(parts) - set(PARTS):
+    if isinstance(liger, bool):
+        liger = PARTS if liger else ()
+    listed = isinstance(liger, Iterable) and not isinstance(liger, str)
+    parts = tuple(liger) if listed else ()
+    if not listed or any(part not in PARTS for part in parts):
         raise ModelError(f"liger is {liger!r}; it is 'auto', True, False or a list of {', '.join(PARTS)}")
     if parts and not installed:
         raise ModelError(
@@ -53,27 +59,46 @@ def liger_parts(liger: str | bool | Iterable[str], decoder: Decoder) -> tuple[st
     return parts
 
 
-def switch_on(model: nn.Module, decoder: Decoder, parts: Iterable[str]) -> list[Any]:
-    """Set Liger's functions on a model; what is given back can be removed, in reverse order."""
-    family, changes = family_of(decoder.attention[0]), list[Any]()
+def switch_on(model: nn.Module, decoder: Decoder, parts: Iterable[str]) -> None:
+    """Set Liger's functions on a model."""
+    family = family_of(decoder.attention[0])
     if "rms_norm" in parts and family in NORMS:
-        norms = [part for part in decoder.module.modules() if type(part).__name__.endswith("RMSNorm")]
-        changes += [_set_forward(norm, _norm(*NORMS[family])) for norm in norms]
+        for part in decoder.module.modules():
+            if type(part).__name__.endswith("RMSNorm"):
+                _set_forward(part, _norm(*NORMS[family]))
     if "mlp" in parts:
-        mlps = [part for part in decoder.module.modules() if _gate(part) is not None]
-        changes += [_set_forward(mlp, _mlp(_gate(mlp) or "")) for mlp in mlps]
-    if "loss" in parts and family in LOSSES:
-        both = ("lm_head", "loss_function")
-        owner = next((part for part in model.modules() if all(hasattr(part, name) for name in both)), None)
-        if owner is not None:
-            changes += FusedLoss(owner).changes
-    return changes
+        for part in decoder.module.modules():
+            if (gate := _gate(part)) is not None:
+                _set_forward(part, _mlp(gate))
+    owner = _owner_of_head(model)
+    if "loss" not in parts or family not in LOSSES or owner is None:
+        return
+    if _is_linear(owner.lm_head) and "forward" not in vars(owner.lm_head):
+        FusedLoss(owner).switch_on(owner)
+    else:
+        kind = type(owner.lm_head)
+        _LOG.warning(
+            "%s.lm_head is no plain linear layer (%s.%s): its loss is not fused, logits are made",
+            type(owner).__name__,
+            kind.__module__,
+            kind.__name__,
+        )
 
 
-def _set_forward(module: nn.Module, forward: Callable[..., Any]) -> Rewired:
-    had = vars(module).get("forward")
+def _owner_of_head(model: nn.Module) -> Any:
+    """The module whose own child the head is; a wrapper like PEFT's only answers in its name."""
+    own = (part for part in model.modules() if "lm_head" in part._modules)
+    return next((part for part in own if hasattr(part, "loss_function")), None)
+
+
+def _is_linear(head: Any) -> bool:
+    """Whether what a head computes is its weight and bias: not with an adapter, nor quantized."""
+    return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+
+
+def _set_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    keep(module, Rewired(module=module, slot="forward", had=vars(module).get("forward")))
     module.forward = MethodType(forward, module)
-    return Rewired(module=module, slot="forward", had=had)
 
 
 def _norm(offset: float, casting: str) -> Callable[..., Tensor]:
@@ -116,20 +141,22 @@ class FusedLoss:
         self._call: dict[str, Any] | None = None
         """Labels and the like, while a call is on whose logits nobody needs."""
         self._loss: Tensor | None = None
-        former = Rewired(module=model, slot="_loss_function", had=vars(model).get("_loss_function"))
-        head = Rewired(module=self._head, slot="forward", had=vars(self._head).get("forward"))
-        model.loss_function, self._head.forward = self.loss, self.project
-        self.changes = [
-            former,
-            head,
-            model.register_forward_pre_hook(self.begin, with_kwargs=True),
-            model.register_forward_hook(self.end, with_kwargs=True, always_call=True),
-        ]
 
-    def begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Before the model's forward: whether this is a packed training call."""
+    def switch_on(self, model: Any) -> None:
+        """Take the place of a model's head and loss. The model is not kept: copies of the head stay small."""
+        keep(model, Rewired(module=model, slot="_loss_function", had=vars(model).get("_loss_function")))
+        keep(self._head, Rewired(module=self._head, slot="forward", had=None))
+        model.loss_function, self._head.forward = self.loss, self.project
+        keep(model, model.register_forward_pre_hook(self.begin, with_kwargs=True))
+        keep(model, model.register_forward_hook(self.end, with_kwargs=True, always_call=True))
+
+    def begin(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Before the model's forward: whether this is a packed training call on all tokens, by this head."""
         given = all(kwargs.get(name) is not None for name in ("labels", "cu_seq_lens_q"))
-        wanted = model.training and given
+        part = kwargs.get("logits_to_keep")
+        whole = part is None or (isinstance(part, int) and part == 0)
+        # An adapter that came after `prepare_model` has put another module in the head's place.
+        wanted = model.training and given and whole and model.lm_head is self._head and _names(model, kwargs)
         names = ("labels", "num_items_in_batch", "shift_labels")
         self._call = {name: kwargs.get(name) for name in names} if wanted else None
 
@@ -151,6 +178,12 @@ class FusedLoss:
         if used and hasattr(output, "logits"):
             output.logits = None
         return output
+
+
+def _names(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call's output has names: from a tuple nobody could tell that the logits are missing."""
+    asked = kwargs.get("return_dict")
+    return bool(getattr(model.config, "return_dict", True) if asked is None else asked)
 
 
 def _liger_loss(

@@ -6,15 +6,19 @@ without boundaries the module's own forward runs, untouched, with the config, ma
 nothing is changed on a class, a module of transformers or a config, and nothing is registered: other
 models of the process see nothing, and a saved config does not name padless. The price: what replaces
 those globals after `prepare_model` is not seen on the packed path.
+
+What was changed is kept on the very module that it was changed on, so it is found and undone from any level:
+from the model, its decoder, or a wrapper that came later.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,27 @@ from padless.kernels.rope import rope_qk, rope_qk_
 from padless.runtime.attention import varlen_attention
 from padless.runtime.errors import ModelError
 from padless.runtime.model_families import INTERFACE, ROTARY, ROTATION, Rotary, code_of, family_of, mentions
+
+_CHANGES = "_padless_changes"
+
+
+class Change(Protocol):
+    """Something that was done to a module."""
+
+    def remove(self) -> None:
+        """Undo it."""
+
+
+def keep(module: nn.Module, change: Change) -> None:
+    """Remember on a module what was done to it."""
+    vars(module).setdefault(_CHANGES, []).append(change)
+
+
+def undo(model: nn.Module) -> None:
+    """Undo what was done to a model's modules, the latest of each first."""
+    for module in list(model.modules()):
+        for change in reversed(vars(module).pop(_CHANGES, [])):
+            change.remove()
 
 
 class PackedAttention:
@@ -124,8 +149,19 @@ class Rewired:
         else:
             setattr(self.module, self.slot, self.had)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rewired:
+        module, had = copy.deepcopy(self.module, memo), copy.deepcopy(self.had, memo)
+        return Rewired(module=module, slot=self.slot, had=had)
 
-def rewire(attention: nn.Module, attend: PackedAttention, *, rope: bool) -> Rewired:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """A bound method is pickled by its name: what is loaded would be prepared by half, in silence."""
+        raise ModelError(
+            f"a prepared model cannot be pickled ({type(self.module).__name__}.{self.slot} was set on it); "
+            "save its weights (save_pretrained, state_dict), or restore_model before and prepare_model after"
+        )
+
+
+def rewire(attention: nn.Module, attend: PackedAttention, *, rope: bool) -> None:
     """Give an attention module its packed path beside its own."""
     # accelerate wraps a module's forward and keeps what it wrapped under this name.
     slot = "_old_forward" if "_old_forward" in vars(attention) else "forward"
@@ -137,7 +173,7 @@ def rewire(attention: nn.Module, attend: PackedAttention, *, rope: bool) -> Rewi
             "before what replaced it"
         )
     setattr(attention, slot, MethodType(_either(own, _packed(attention, attend, rope)), attention))
-    return Rewired(module=attention, slot=slot, had=had)
+    keep(attention, Rewired(module=attention, slot=slot, had=had))
 
 
 def turns_by_kernel(attention: nn.Module) -> bool:
@@ -174,8 +210,3 @@ def _either(own: Callable[..., Any], packed: Callable[..., Any]) -> Callable[...
         return own(self, *args, **kwargs)
 
     return forward
-
-
-def _is_made(given: Any) -> bool:
-    """Whether an argument is the mask of a packed batch (see model_calls)."""
-    return isinstance(given, Tensor) and given.ndim == 4 and not given.numel()

@@ -23,13 +23,12 @@ from padless.runtime.model_calls import PackedCalls
 from padless.runtime.model_data import ModelFacts, check_data
 from padless.runtime.model_families import Decoder, find_decoder
 from padless.runtime.model_liger import liger_parts, switch_on
-from padless.runtime.model_wiring import PackedAttention, rewire, turns_by_kernel
+from padless.runtime.model_wiring import PackedAttention, keep, rewire, turns_by_kernel, undo
 
 __all__ = ["check_isolation", "prepare_model", "restore_model"]
 
 M = TypeVar("M", bound=nn.Module)
 _LOG = logging.getLogger(__name__)
-_PREPARED = "_padless_changes"
 
 
 def prepare_model(
@@ -56,7 +55,7 @@ def prepare_model(
     """
     if attention != "auto" and attention not in BACKENDS:
         raise ModelError(f"attention is {attention!r}; it is auto, {', '.join(BACKENDS)}")
-    if check not in ("auto", True, False):
+    if not isinstance(check, bool) and check != "auto":
         raise ModelError(f"check is {check!r}; it is 'auto', True or False")
     restore_model(model)
     decoder = find_decoder(model)
@@ -69,9 +68,9 @@ def prepare_model(
     if data is not None:
         check_data(ModelFacts.of_model(model), data, attention)
     parts = liger_parts(liger, decoder)
-    calls = _wire(model, decoder, attention, rope)
     try:
-        vars(model)[_PREPARED].extend(switch_on(model, decoder, parts))
+        calls = _wire(decoder, attention, rope)
+        switch_on(model, decoder, parts)
         _check(model, decoder, calls, check)
     except BaseException:
         restore_model(model)
@@ -80,21 +79,20 @@ def prepare_model(
 
 
 def restore_model(model: M) -> M:
-    """The model as it was before `prepare_model`; as it is where it never was prepared."""
-    for change in reversed(vars(model).pop(_PREPARED, [])):
-        change.remove()
+    """The model as it was before `prepare_model`; as it is where it never was prepared.
+
+    Whatever was prepared: this model, a part of it, or the model that it wraps (PEFT, torch.compile).
+    """
+    undo(model)
     return model
 
 
-def _wire(model: nn.Module, decoder: Decoder, attention: str, rope: bool) -> PackedCalls:
+def _wire(decoder: Decoder, attention: str, rope: bool) -> PackedCalls:
     attend = PackedAttention(attention)
-    changes: list[Any] = []
-    setattr(model, _PREPARED, changes)
     for module in decoder.attention:
-        changes.append(rewire(module, attend, rope=rope))
+        rewire(module, attend, rope=rope)
     calls = PackedCalls(decoder.module)
-    handle = decoder.module.register_forward_pre_hook(calls, prepend=True, with_kwargs=True)
-    changes.append(handle)
+    keep(decoder.module, decoder.module.register_forward_pre_hook(calls, prepend=True, with_kwargs=True))
     turned = sum(turns_by_kernel(module) for module in decoder.attention) if rope else 0
     _LOG.info(
         "%s: %d attention layers by varlen attention (%s), %d with the rotary kernel",

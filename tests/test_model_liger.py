@@ -145,10 +145,74 @@ def test_restored_models_and_copies_stand_on_their_own() -> None:
 
 
 def test_wrong_names_and_a_missing_liger_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong in ("all", ["rope"]):
+    for wrong in ("all", ["rope"], None, 1, [["loss"]]):
         with pytest.raises(ModelError, match="rms_norm, mlp, loss"):
-            prepare_model(tiny("qwen3"), liger=wrong)
+            prepare_model(tiny("qwen3"), liger=wrong)  # type: ignore[arg-type]
     monkeypatch.setattr(model_liger, "find_spec", lambda name: None)
     prepare_model(tiny("qwen3"), liger="auto")
     with pytest.raises(ModelError, match=r"pip install 'padless\[liger\]'"):
         prepare_model(tiny("qwen3"), liger=True)
+
+
+def lora(model: Any, **options: Any) -> Any:
+    """With adapters that change something from the start."""
+    peft = pytest.importorskip("peft")
+    options = dict(r=2, target_modules=["q_proj"]) | options
+    return peft.get_peft_model(model, peft.LoraConfig(init_lora_weights=False, **options))
+
+
+@pytest.mark.parametrize("task", [None, "CAUSAL_LM"])
+def test_under_lora_a_step_with_the_fused_loss_is_the_same(task: str | None) -> None:
+    """PEFT's wrappers answer in the model's name: the loss has to be set where the head is."""
+    model, batch = lora(tiny("qwen3"), task_type=task).train(), packed([5, 1, 9, 3]).model_inputs()
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    prepare_model(model, check=True)
+    expected, gradients = step(model, lambda: model(**batch).loss)
+    prepare_model(model, check=True, liger=["loss"])
+    loss, found = step(model, lambda: model(**batch).loss)
+    assert set(calls) == {"loss"}
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+    assert found.keys() == gradients.keys() and gradients
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+    restore_model(model)
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+
+
+@pytest.mark.parametrize("prepared", ["before", "after"])
+@pytest.mark.parametrize(
+    "options", [dict(target_modules=["q_proj", "lm_head"]), dict(modules_to_save=["lm_head"])]
+)
+def test_a_head_that_is_trained_by_an_adapter_keeps_its_own_loss(
+    options: dict[str, Any], prepared: str
+) -> None:
+    """Its weight is not all that such a head computes with, whenever the adapter came."""
+    batch, model = packed([5, 1, 9, 3]).model_inputs(), tiny("qwen3")
+    if prepared == "before":
+        prepare_model(model, check=True, liger=["loss"])
+    model = lora(model, **options).train()
+    if prepared == "after":
+        prepare_model(model, check=True, liger=["loss"])
+    loss, found = step(model, lambda: model(**batch).loss)
+    prepare_model(model, check=True, liger=False)
+    expected, gradients = step(model, lambda: model(**batch).loss)
+    assert not calls and torch.equal(loss, expected)
+    assert any("lm_head" in name for name in gradients) and found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.equal(found[name], gradient), name
+
+
+def test_a_head_whose_adapter_was_merged_is_fused_again() -> None:
+    model, batch = prepare_model(tiny("qwen3"), liger=["loss"]), packed([3, 4]).model_inputs()
+    merged = lora(model, target_modules=["lm_head"]).merge_and_unload().train()
+    assert merged(**batch).logits is None and calls == ["loss"]
+    assert torch.isfinite(merged(**batch).loss)
+
+
+def test_calls_for_some_logits_or_a_tuple_are_the_models_own() -> None:
+    model, batch = prepare_model(tiny("qwen3"), liger=["loss"]).train(), packed([3, 4]).model_inputs()
+    last = dict(batch, logits_to_keep=2, shift_labels=batch["labels"][:, -2:])
+    assert model(**last).logits.shape == (1, 2, 96)
+    loss, logits = model(**batch, return_dict=False)[:2]
+    assert loss.ndim == 0 and logits.shape == (1, 7, 96)
+    assert not calls

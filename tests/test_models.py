@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from padless.runtime.attention import BACKENDS
-from padless.runtime.errors import AttentionError, ModelError
+from padless.runtime.errors import AttentionError, IsolationError, ModelError
 from padless.runtime.loss import step_targets
 from padless.runtime.model_families import ROTARY, find_decoder
 from padless.runtime.model_wiring import turns_by_kernel
@@ -184,6 +185,7 @@ def test_positions_follow_from_boundaries_where_they_are_not_given() -> None:
         (dict(max_length_q=None), "max_length_q is missing"),
         (dict(cu_seq_lens_q=None), "cu_seq_lens_q is missing"),
         (dict(cu_seq_lens_k=torch.tensor([0, 18], dtype=torch.int32)), "cu_seq_lens_k"),
+        (dict(cu_seq_lens_k=torch.tensor([0, 1, 2, 3, 18], dtype=torch.int32)), "give the same boundaries"),
     ],
 )
 def test_calls_that_say_who_sees_whom_twice_or_by_half_are_refused(change: dict[str, Any], says: str) -> None:
@@ -325,8 +327,9 @@ def test_packs_of_one_to_twenty_sequences_compile_a_few_times(padded: bool) -> N
 def test_an_attention_or_a_check_that_there_is_not_is_told() -> None:
     with pytest.raises(ModelError, match="'flush'; it is auto, "):
         prepare_model(tiny("llama"), attention="flush")
-    with pytest.raises(ModelError, match="'yes'"):
-        prepare_model(tiny("llama"), check="yes")
+    for check in ("yes", 1, 0, None):
+        with pytest.raises(ModelError, match=f"check is {check!r}"):
+            prepare_model(tiny("llama"), check=check)  # type: ignore[arg-type]
 
 
 def test_weights_are_saved_under_their_own_names() -> None:
@@ -335,3 +338,59 @@ def test_weights_are_saved_under_their_own_names() -> None:
     prepare_model(model, check=True)
     assert list(model.state_dict()) == names
     pickle.dumps(model.state_dict())
+
+
+@pytest.mark.parametrize("save", [pickle.dumps, lambda model: torch.save(model, io.BytesIO())])
+def test_a_prepared_model_is_not_pickled_by_half(save: Any) -> None:
+    """Functions that were set on modules are pickled by their names, so that they would be lost."""
+    model, batch = tiny("llama"), packed(LENGTHS).model_inputs()
+    expected = prepare_model(model, check=True)(**batch).logits
+    with pytest.raises(ModelError, match="restore_model before and prepare_model after"):
+        save(model)
+    loaded = pickle.loads(pickle.dumps(restore_model(model)))
+    assert torch.equal(prepare_model(loaded, check=True)(**batch).logits, expected)
+
+
+WRAPPERS: dict[str, Any] = {
+    "inner": lambda model: (model.model, model),
+    "outer": lambda model: (model, model.model),
+    "peft": lambda model: (model, lora(model)),
+    "merged": lambda model: (wrapped := lora(model), wrapped.merge_and_unload),
+    "compiled": lambda model: (model, torch.compile(model, backend="eager")),
+}
+
+
+def lora(model: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_model_that_was_prepared_a_level_in_or_out_is_found(wrapper: str) -> None:
+    model, batch = tiny("llama"), packed(LENGTHS).model_inputs()
+    attention, decoder = model.model.layers[0].self_attn, model.model
+    expected = logits_alone(model, packed(LENGTHS))
+    prepared, other = WRAPPERS[wrapper](model)
+    prepare_model(prepared, check=True)
+    other = other if isinstance(other, torch.nn.Module) else other()
+    prepare_model(other, attention="sdpa_mask", check=True)
+    assert len(decoder._forward_pre_hooks) == 1
+    torch.testing.assert_close(model(**batch).logits, expected, **CLOSE)
+    restore_model(other)
+    assert not decoder._forward_pre_hooks and "forward" not in vars(attention)
+    assert not any("_padless_changes" in vars(module) for module in model.modules())
+
+
+def test_a_model_that_cannot_be_wired_is_left_as_it_was() -> None:
+    model = tiny("llama")
+    model.model.layers[1].self_attn.forward = lambda *args, **kwargs: None
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    with pytest.raises(ModelError, match="prepare the model before what replaced it"):
+        prepare_model(model)
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+
+
+def test_a_model_that_computes_with_its_mask_is_told_the_way_out() -> None:
+    model = transformers.DogeForCausalLM(transformers.DogeConfig(**SMALL, intermediate_size=40))
+    with pytest.raises(IsolationError, match="cannot do without one: train it with padding"):
+        prepare_model(model, check=True)

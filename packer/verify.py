@@ -327,7 +327,9 @@ def _account(manifest: Manifest, table: dict[str, Array]) -> str:
         _require(said == value, f"{name} is {value} in the table, {said} in the manifest")
     if "by_source" in manifest.statistics:  # since padless counts them
         counted = np.bincount(table["source"], weights=table["length"], minlength=len(manifest.sources))
-        listed = [here["tokens"] for here in manifest.statistics["by_source"]]
+        said = manifest.statistics["by_source"]
+        _require(isinstance(said, list), f"by_source is {said!r} in the manifest")
+        listed = [here.get("tokens") if isinstance(here, dict) else here for here in said]
         _require(counted.tolist() == listed, f"tokens by source are {counted}, the manifest says {listed}")
     by_reason = sum(manifest.statistics["cut_by_reason"].values())
     _require(by_reason == found["cut_tokens"], f"cut_by_reason sums to {by_reason}")

@@ -24,11 +24,18 @@ def keeps_constraints(
     most = int(np.bincount(pack[packed]).max(initial=0)) if len(packed) else 0
     cap = cap or options.get("max_sequences_per_pack")
     if cap is not None:
+        if not isinstance(cap, int):
+            raise FormatError(f"max_sequences_per_pack is {cap!r}, which is no number")
         if most > cap:
             raise FormatError(f"a pack holds {most:,} sequences, max_sequences_per_pack is {cap:,}")
         kept.append(f"at most {most:,} sequences a pack")
     name = options.get("grouped_by")
     if name is not None:
+        numbered = [
+            c.name for c in reader.manifest.columns if c.level == "sequence" and c.type == "list<int64>"
+        ]
+        if name not in numbered:
+            raise FormatError(f"packs are grouped by {name!r}, and there is no such column of numbers")
         group = np.full(len(pack), -1, dtype=np.int64)
         for batch in reader.batches():
             group[batch.flat("sequence_ids")] = batch.flat(name)
@@ -39,7 +46,17 @@ def keeps_constraints(
             raise FormatError(f"sequences of one {name} are in different packs ({torn:,} such)")
         kept.append(f"{len(groups):,} groups by {name} share packs")
     if options.get("homogeneous"):
-        source = np.asarray(options["source_arguments"])[table["source"][packed]]
+        arguments = options.get("source_arguments")
+        sources = len(reader.manifest.sources)
+        if not (
+            isinstance(arguments, list)
+            and len(arguments) == sources
+            and all(isinstance(number, int) and 0 <= number < sources for number in arguments)
+        ):
+            raise FormatError(
+                f"source_arguments are {arguments!r}, not a number for each of {sources} sources"
+            )
+        source = np.asarray(arguments, dtype=np.int64)[table["source"][packed]]
         found = _pairs(pack[packed], source)
         several = len(found) - len(np.unique(found[:, 0]))
         if several:

@@ -202,3 +202,17 @@ def test_every_file_is_on_the_disk_before_it_has_its_name(
     assert {"manifest.json", "state.json", "sequences.parquet"} <= {name for name, _ in named}
     assert all(on_disk for _, on_disk in named), named
     assert named[-1][0] == "manifest.json"
+
+
+def test_a_line_of_100_mb_is_a_record_like_any_other(tmp_path: Path) -> None:
+    text = ("lorem ipsum dolor sit amet " * 4_000_000)[:100_000_000]
+    data = tmp_path / "huge.jsonl"
+    data.write_text("".join(json.dumps({"text": words}) + "\n" for words in ("a short one", text, "another")))
+    words = (data, "--tokenizer", TOKENIZER, "--max-length", 1024, "--output", tmp_path / "out")
+    refused = pack("build", *words)
+    assert refused.code == 2 and "line 2" in refused.err and "--overflow" in refused.err
+    assert not (tmp_path / "out").exists()
+    run = pack("build", *words, "--overflow", "drop", "--max-drop-share", 1, "--json")
+    assert run.code == 0, run.err
+    assert (run.json["records"], run.json["dropped_by_reason"]) == (3, {"too-long": 1})
+    assert run.json["cut_tokens"] > 10**7

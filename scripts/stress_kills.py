@@ -15,6 +15,7 @@ take in an uninterrupted run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -143,8 +144,9 @@ def moment_of(case: Case, output: Path, chance: random.Random) -> Callable[[], b
 
     def moment() -> bool:
         nonlocal seen
-        if not seen and reached():
-            seen = time.perf_counter() + late
+        with contextlib.suppress(FileNotFoundError):  # what is looked at may go while it is
+            if not seen and reached():
+                seen = time.perf_counter() + late
         return bool(seen) and time.perf_counter() >= seen
 
     return moment

@@ -14,7 +14,9 @@ from attending import attend_slowly, bounds_of  # noqa: E402
 from padless.kernels import short_attention_work  # noqa: E402
 from padless.runtime import attention  # noqa: E402
 from padless.runtime.attention import (  # noqa: E402
+    AUTO,
     BACKENDS,
+    Choice,
     Options,
     Request,
     backend,
@@ -97,7 +99,21 @@ def test_a_batch_on_a_device_knows_its_boundaries_without_waiting() -> None:
     assert boundaries_of(moved, 10, 18).lengths() == LENGTHS
 
 
-def test_auto_takes_it_for_long_rows_of_short_sequences(device: Callable[..., None]) -> None:
+@pytest.fixture
+def in_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` with the places that the kernels alone would have by their measured times."""
+    first = Choice("short", tokens=16_384, mean_length=512, capability=(9, 0))
+    later = Choice("short", tokens=16_384, mean_length=8_192, capability=(9, 0))
+    monkeypatch.setattr(attention, "AUTO", (first, *AUTO[:2], later, *AUTO[2:]))
+
+
+def test_it_is_taken_by_name_alone(device: Callable[..., None]) -> None:
+    device((9, 0))
+    assert choose(request()) == "flash"
+    assert choose(request(), "short") == "short"
+
+
+def test_a_choice_is_for_long_rows_of_short_sequences(device: Callable[..., None], in_auto: None) -> None:
     device((9, 0))
     assert choose(request()) == "short"
     assert choose(request(tokens=16_383)) == "flash"
@@ -105,20 +121,20 @@ def test_auto_takes_it_for_long_rows_of_short_sequences(device: Callable[..., No
     assert choose(request(tokens=32_769, sequences=4)) == "flash"
 
 
-def test_auto_takes_a_faster_library_from_shorter_ones(device: Callable[..., None]) -> None:
+def test_a_faster_library_takes_longer_ones(device: Callable[..., None], in_auto: None) -> None:
     device((9, 0), "flash-attn-4")
     assert choose(request(sequences=32)) == "short"
     assert choose(request(sequences=31)) == "flash_attn_4"
 
 
-def test_auto_leaves_devices_that_were_not_measured(device: Callable[..., None]) -> None:
+def test_a_choice_leaves_devices_that_were_not_measured(device: Callable[..., None], in_auto: None) -> None:
     device((8, 0))
     assert choose(request()) == "flash"
     assert choose(request(), "short") == "short"
 
 
 def test_a_graph_that_is_captured_takes_none_of_its_tiles(
-    device: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    device: Callable[..., None], monkeypatch: pytest.MonkeyPatch, in_auto: None
 ) -> None:
     """It may be replayed over other boundaries in the same memory."""
     device((9, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from padless.packer.advice import FLASH_ROWS
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.extra_columns import group_column, groups_of
 from padless.packer.gather import Gather
+from padless.packer.hf_folder import dataset_info, state
 from padless.packer.identity import version_of
 from padless.packer.kept_shards import KeptShards
 from padless.packer.plan import PackPlan, lower_bound, most_rows, plan_hash
@@ -26,12 +26,12 @@ from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.write import Layout, cut_shards, spare_buffers, write_shard
 from padless.runtime.format import (
     MANIFEST,
-    ColumnInfo,
     FileInfo,
     Manifest,
     ShardInfo,
     SourceInfo,
     TableInfo,
+    parse_type,
     shard_columns,
 )
 
@@ -122,8 +122,8 @@ def write_rest(
     """What makes the split a data set: the manifest last."""
     hashed = plan_hash(plan, lines.lengths, facts.max_length)
     columns = shard_columns(layout.id_type, labels=layout.labels, extras=layout.extras)
-    write_bytes(folder, "dataset_info.json", _json(_dataset_info(columns)))
-    write_bytes(folder, "state.json", _json(_state(shards, hashed, name)))
+    write_bytes(folder, "dataset_info.json", dataset_info({c.name: parse_type(c.type) for c in columns}))
+    write_bytes(folder, "state.json", state([shard.file for shard in shards], hashed, name))
     manifest = Manifest(
         shards=shards,
         sequence_tables=beside.tables,
@@ -202,39 +202,3 @@ def _write_tokenizer(folder: str, facts: Facts) -> tuple[FileInfo, ...]:
     written = [write_bytes(folder, f"tokenizer/{name}", contents[name]) for name in sorted(contents)]
     sync_folder(os.path.join(folder, "tokenizer"))
     return tuple(written)
-
-
-def _dataset_info(columns: tuple[ColumnInfo, ...]) -> dict[str, Any]:
-    """Features for datasets 2 to 5: lists are spelled `Sequence`, which all of them read."""
-
-    def feature(kind: str) -> dict[str, Any]:
-        if kind.startswith("fixed_size_list<"):
-            inner, length = kind[16:-1].split(", ")
-            return {"feature": feature(inner), "length": int(length), "_type": "Sequence"}
-        if kind.startswith("list<"):
-            return {"feature": feature(kind[5:-1]), "_type": "Sequence"}
-        return {"dtype": kind, "_type": "Value"}
-
-    return {
-        "citation": "",
-        "description": "",
-        "features": {column.name: feature(column.type) for column in columns},
-        "homepage": "",
-        "license": "",
-    }
-
-
-def _state(shards: tuple[ShardInfo, ...], hashed: str, name: str) -> dict[str, Any]:
-    return {
-        "_data_files": [{"filename": shard.file} for shard in shards],
-        "_fingerprint": hashed.removeprefix("xxh3:"),
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": name,
-    }
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=2, sort_keys=True).encode("utf-8") + b"\n"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.arrow_lists import flat_array, list_array
 from padless.packer.durable import DurableFile
 from padless.packer.gather import Gather
 from padless.packer.plan import PackPlan
@@ -210,18 +211,18 @@ def _batch(
         counts[low:high] = gather.fill(sequences[low:high], ids[mine], masked)
     starts = sequence_offsets[:-1]
     columns = {
-        "input_ids": _lists(ids, token_offsets),
-        "labels": _lists(labels, token_offsets) if layout.labels else None,
-        "seq_lengths": _lists(lengths, sequence_offsets),
-        "sequence_ids": _lists(_line_ids(gather, sequences), sequence_offsets),
-        "num_tokens": _flat(np.diff(token_offsets).astype(np.int32)),
-        "num_targets": _flat(np.add.reduceat(counts, starts).astype(np.int32)),
-        "max_seqlen": _flat(np.maximum.reduceat(lengths, starts)),
-        "attention_cost": _flat(np.add.reduceat(lengths.astype(np.int64) ** 2, starts)),
+        "input_ids": list_array(ids, token_offsets),
+        "labels": list_array(labels, token_offsets) if layout.labels else None,
+        "seq_lengths": list_array(lengths, sequence_offsets),
+        "sequence_ids": list_array(_line_ids(gather, sequences), sequence_offsets),
+        "num_tokens": flat_array(np.diff(token_offsets).astype(np.int32)),
+        "num_targets": flat_array(np.add.reduceat(counts, starts).astype(np.int32)),
+        "max_seqlen": flat_array(np.maximum.reduceat(lengths, starts)),
+        "attention_cost": flat_array(np.add.reduceat(lengths.astype(np.int64) ** 2, starts)),
     }
     for column in layout.extras:
         offsets = token_offsets if column.level == "token" else sequence_offsets
-        columns[column.name] = _lists(gather.extra(column.name, sequences), offsets)
+        columns[column.name] = list_array(gather.extra(column.name, sequences), offsets)
     arrays = [columns[name] for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema), total
 
@@ -239,21 +240,3 @@ def _slices(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 def _line_ids(gather: Gather, sequences: NDArray[Any]) -> NDArray[np.int64]:
     ids = sequences if gather.ids is None else gather.ids[sequences]
     return ids.astype(np.int64)
-
-
-def _flat(values: NDArray[Any]) -> pa.Array:
-    # Not pa.array: it imports pandas where that is installed.
-    import pyarrow as pa
-
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-
-
-def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
-    import pyarrow as pa
-
-    child = _flat(values.reshape(-1))
-    if values.ndim == 2:
-        child = pa.FixedSizeListArray.from_arrays(child, values.shape[1])
-    ends = pa.py_buffer(offsets.astype(np.int32))
-    return pa.Array.from_buffers(pa.list_(child.type), len(offsets) - 1, [None, ends], children=[child])

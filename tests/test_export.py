@@ -420,7 +420,7 @@ def test_a_failed_export_leaves_nothing(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Job, "text", fail)
+    monkeypatch.setattr(Job, "bytes", fail)
     run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
     assert run.code == 2 and "disk is full" in run.err
     assert os.listdir(tmp_path) == ["packed"]

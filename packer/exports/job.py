@@ -6,7 +6,6 @@ to the output when it is complete, so that a trainer never finds half an export.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -20,14 +19,13 @@ from padless.packer.durable import DurableFile
 from padless.packer.errors import InputError
 from padless.packer.exports.rows import Array, Rows, rows_of
 from padless.packer.extra_columns import WEIGHTS
+from padless.packer.hf_folder import dataset_info, state
 from padless.packer.tokenizer_files import TokenizerFiles, read_files
 from padless.runtime.format import IGNORE_INDEX, FileInfo
 from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
 """Packs to the columns of a target, all of one number of rows."""
-_DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
-"""Where Arrow's name of a type is not the one that `datasets` knows."""
 
 
 @dataclass(kw_only=True)
@@ -117,23 +115,21 @@ class Job:
 
     def text(self, name: str, content: str) -> None:
         """A small file whole."""
+        self.bytes(name, content.encode())
+
+    def bytes(self, name: str, content: bytes) -> None:
+        """The same of bytes."""
         with self.open(name) as file:
-            file.write(content.encode())
+            file.write(content)
             self.keep(file, name)
 
     def arrow(self, convert: Convert, *, split: str = "train") -> None:
         """A folder for `datasets.load_from_disk`: Arrow stream files with one row a list."""
         self._tables(convert, "data-{:05d}.arrow", lambda sink, schema: pa.ipc.new_stream(sink, schema))
-        features = {field.name: _feature(field.type) for field in self._schema}
-        info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
-        state: dict[str, Any] = {
-            "_data_files": [{"filename": f.file} for f in self.files if f.file.endswith(".arrow")],
-            "_fingerprint": self.reader.manifest.plan_hash.removeprefix("xxh3:"),
-            "_format_columns": None, "_format_kwargs": {}, "_format_type": None,
-            "_output_all_columns": False, "_split": split,
-        }  # fmt: skip
-        self.text("dataset_info.json", json.dumps(info, indent=2, sort_keys=True) + "\n")
-        self.text("state.json", json.dumps(state, indent=2, sort_keys=True) + "\n")
+        types = {field.name: field.type for field in self._schema}
+        files = [file.file for file in self.files if file.file.endswith(".arrow")]
+        self.bytes("dataset_info.json", dataset_info(types))
+        self.bytes("state.json", state(files, self.reader.manifest.plan_hash, split))
 
     def parquet(self, convert: Convert, name: str = "data-{:05d}.parquet") -> None:
         """Parquet files with one row a list; `name` has a place for their number."""
@@ -203,15 +199,6 @@ class Raw:
     def size(self) -> int:
         """Bytes so far."""
         return self._file.size
-
-
-def _feature(kind: pa.DataType) -> dict[str, Any]:
-    """As `datasets` 2 to 5 spell it in dataset_info.json."""
-    if pa.types.is_fixed_size_list(kind):
-        return {"feature": _feature(kind.value_type), "length": kind.list_size, "_type": "Sequence"}
-    if pa.types.is_list(kind):
-        return {"feature": _feature(kind.value_type), "_type": "Sequence"}
-    return {"dtype": _DTYPES.get(str(kind), str(kind)), "_type": "Value"}
 
 
 def remove_tree(folder: str) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from padless.packer.arrow_lists import list_array
 from padless.packer.exports.job import Job
-from padless.packer.exports.rows import Rows, list_array, offsets_of
+from padless.packer.exports.rows import Rows, offsets_of
 from padless.packer.exports.target import Target
 from padless.runtime.format import IGNORE_INDEX
 

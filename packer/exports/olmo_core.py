@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from padless.packer.arrow_lists import flat_array
 from padless.packer.exports.job import Job
-from padless.packer.exports.rows import Array, Rows, flat_array
+from padless.packer.exports.rows import Array, Rows
 from padless.packer.exports.target import Target
 from padless.runtime.format import IGNORE_INDEX
 

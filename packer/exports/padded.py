@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from padless.packer.exports.rows import Array, Rows, list_array, matrix_array, offsets_of
+from padless.packer.arrow_lists import list_array, matrix_array
+from padless.packer.exports.rows import Array, Rows, offsets_of
 from padless.runtime.format import IGNORE_INDEX
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from padless.packer.arrow_lists import flat_array, list_array
 from padless.packer.exports.job import Job
-from padless.packer.exports.rows import Rows, flat_array, list_array, offsets_of
+from padless.packer.exports.rows import Rows, offsets_of
 from padless.packer.exports.target import Target
 
 

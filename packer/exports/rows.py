@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from padless.runtime.format import IGNORE_INDEX
@@ -134,26 +133,3 @@ def _from_packs(packs: list[Any]) -> Rows:
         },
         levels=levels,
     )
-
-
-def flat_array(values: Array) -> pa.Array:
-    """[n] or [n, K] numbers as an Arrow array (lists of K); nothing is copied."""
-    values = np.ascontiguousarray(values)
-    inner = pa.Array.from_buffers(
-        pa.from_numpy_dtype(values.dtype), values.size, [None, pa.py_buffer(values.reshape(-1))]
-    )
-    return inner if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(inner, values.shape[1])
-
-
-def list_array(values: Array, offsets: Array) -> pa.Array:
-    """Lists: values[offsets[i]:offsets[i + 1]] is row i; nothing but the offsets is copied."""
-    inner = flat_array(values)
-    ends = pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int32))
-    return pa.Array.from_buffers(
-        pa.list_(inner.type), len(offsets) - 1, [None, ends], null_count=0, children=[inner]
-    )
-
-
-def matrix_array(values: Array) -> pa.Array:
-    """[P, W] as P lists of W."""
-    return list_array(values.reshape(-1), np.arange(len(values) + 1) * values.shape[1])

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from padless.packer.arrow_lists import matrix_array
 from padless.packer.exports.job import Job
 from padless.packer.exports.padded import shifted
-from padless.packer.exports.rows import Rows, matrix_array
+from padless.packer.exports.rows import Rows
 from padless.packer.exports.target import Target
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from padless.packer.arrow_lists import flat_array, list_array
 from padless.packer.exports.job import Job
-from padless.packer.exports.rows import Rows, flat_array, list_array
+from padless.packer.exports.rows import Rows
 from padless.packer.exports.target import Target
 
 

@@ -30,7 +30,10 @@ from padless.runtime.format import (
     Manifest,
     ShardInfo,
     SourceInfo,
+    SplitInfo,
+    SplitsManifest,
     TableInfo,
+    checksum_file,
     parse_type,
     shard_columns,
 )
@@ -202,3 +205,22 @@ def _write_tokenizer(folder: str, facts: Facts) -> tuple[FileInfo, ...]:
     written = [write_bytes(folder, f"tokenizer/{name}", contents[name]) for name in sorted(contents)]
     sync_folder(os.path.join(folder, "tokenizer"))
     return tuple(written)
+
+
+def write_splits(output: str, manifests: dict[str, Manifest]) -> SplitsManifest:
+    """The manifest over a folder of splits, each of which has its own already."""
+    write_bytes(
+        output,
+        "dataset_dict.json",
+        b'{"splits": ["' + b'", "'.join(s.encode() for s in manifests) + b'"]}\n',
+    )
+    infos: list[SplitInfo] = []
+    for name in manifests:
+        path = os.path.join(output, name, MANIFEST)
+        infos.append(SplitInfo(name=name, bytes=os.path.getsize(path), checksum=checksum_file(path)))
+    manifest = SplitsManifest(
+        splits=tuple(infos), padless_version=next(iter(manifests.values())).padless_version
+    )
+    write_bytes(output, MANIFEST, manifest.to_json())
+    sync_folder(output)
+    return manifest

@@ -9,34 +9,30 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards
+from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
 from padless.packer.config import PackConfig
-from padless.packer.copies import Block, mixed, times_of
-from padless.packer.durable import sync_folder, write_bytes
-from padless.packer.errors import DiskFullError, InputError, WorkerLostError
-from padless.packer.extra_columns import extra_columns, groups_of
-from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split
+from padless.packer.errors import DiskFullError, WorkerLostError
+from padless.packer.extra_columns import extra_columns
+from padless.packer.fragments import lines_of_split
 from padless.packer.gather import Gather
-from padless.packer.homogeneous import plan_by_source
 from padless.packer.identity import Identity, version_of
 from padless.packer.kept_shards import KeptShards
-from padless.packer.lines import FAULTS, REASONS
-from padless.packer.mixing import arguments_of
 from padless.packer.output import check_output, first_missing, remember_splits, remove_empty, retract, sweep
-from padless.packer.plan import PackPlan, shuffle_packs
-from padless.packer.rollouts import enter
+from padless.packer.plan import PackPlan
+from padless.packer.planning import (
+    check_losses,
+    draw_mix,
+    enter_rollouts,
+    enter_sources,
+    plan_splits,
+    strategy_of,
+)
 from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
-from padless.packer.sources.splits import is_for_evaluation
-from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
 from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
 from padless.packer.token_store import ChunkStore, WorkFolder, disk_full
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
@@ -49,10 +45,8 @@ from padless.runtime.format import (
     Manifest,
     ShardInfo,
     SourceInfo,
-    SplitInfo,
     SplitsManifest,
     checksum_bytes,
-    checksum_file,
 )
 
 RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
@@ -195,19 +189,19 @@ class Build:
         except DiskFullError as error:
             raise with_room(error, needed_from_chunks(self.identity, store), self.config.output) from error
         lines = collect(store, len(self.identity.splits), len(self.files))
-        self._check_losses(lines)
+        check_losses(self.config, self.identity.splits, lines)
         count = len(lines)
         if "rollout" in stage.formats.values():
-            self._enter_rollouts(store, stage, lines)
-        self._mix(store, lines)
+            enter_rollouts(store, stage.formats, lines, self.files, is_mixed=self.identity.mix is not None)
+        if self.identity.mix is not None:
+            draw_mix(self.identity.mix, self.identity.splits, store, lines, self.files)
         if self.config.homogeneous:
-            arguments = arguments_of(self.files)
-            for number, split in enumerate(lines):
-                entries = lines_of_split(store, number, count, split.times, None)
-                per_entry = [np.full((b["length"] > 0).sum(), arguments[e.source]) for e, b in entries]
-                split.sources = np.concatenate([np.zeros(0, np.int32), *per_entry])
-        plans = self._plan(
-            lines, lambda n: (block for _, block in lines_of_split(store, n, count, lines[n].times, None))
+            enter_sources(store, lines, self.files)
+        plans = plan_splits(
+            self.config,
+            self.identity.splits,
+            lines,
+            lambda n: (block for _, block in lines_of_split(store, n, count, lines[n].times, None)),
         )
         self._done("plan")
         tokens, weights = lay_elements(store)
@@ -236,102 +230,10 @@ class Build:
         if self.identity.splits == ("",):
             manifest = manifests[""]
         else:
-            manifest = self._write_splits(manifests)
+            manifest = write_splits(self.config.output, manifests)
         sweep(self.config.output, self._kept(manifests))
         self._done("commit")
         return manifest
-
-    def _check_losses(self, lines: list[SplitLines]) -> None:
-        total = sum(split.records["in"] for split in lines)
-        dropped: dict[str, int] = {}
-        for split in lines:
-            for reason, count in split.dropped_by_reason.items():
-                dropped[reason] = dropped.get(reason, 0) + count
-        listed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
-        if not any(len(split.lengths) for split in lines):
-            raise InputError(f"nothing to pack: {total:,} records in, 0 kept ({listed or 'no records'})")
-        faults = sum(dropped.get(REASONS[reason], 0) for reason in FAULTS)
-        if faults > self.config.max_drop_share * total:
-            raise InputError(
-                f"{faults:,} of {total:,} records ({faults / total:.1%}) would be dropped for faults "
-                f"({listed}), more than max_drop_share {self.config.max_drop_share:.1%}: look at the source, "
-                "or allow it with --max-drop-share"
-            )
-        if not any(split.trained for split in lines):
-            raise InputError(
-                "nothing to train on: all tokens of every sequence that was kept are masked; look at "
-                "--train-on and --max-length"
-            )
-        for name, split in zip(self.identity.splits, lines, strict=True):
-            if not len(split.lengths):
-                raise InputError(
-                    f"the {name} split would be empty (0 of its {split.records['in']:,} records kept): "
-                    + self._way_out_of_empty()
-                )
-
-    def _mix(self, store: ChunkStore, lines: list[SplitLines]) -> None:
-        """Draw what is packed of each split to train on; what is for evaluation stays whole."""
-        mix = self.identity.mix
-        if mix is None:
-            return
-        for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
-            if is_for_evaluation(name):
-                continue
-
-            def blocks(number: int = number) -> Iterator[Block]:
-                for entry, block in lines_of_split(store, number, len(lines), None, None):
-                    yield entry.source, block
-
-            times = times_of(mix, blocks(), arguments_of(self.files))
-            lines[number] = mixed(split, times, blocks(), len(self.files))
-
-    def _way_out_of_empty(self) -> str:
-        if self.config.eval_fraction:
-            return "change --eval-fraction or --seed"
-        if self.config.limit is not None:
-            return f"raise --limit {self.config.limit:,}, which counts over all sources, or leave it out"
-        return "leave its source or its name in --split out"
-
-    def _strategy(self, split: str) -> str:
-        return self.config.eval_strategy if is_for_evaluation(split) else self.config.strategy
-
-    def _plan(
-        self, lines: list[SplitLines], blocks: Callable[[int], Iterable[NDArray[np.void]]]
-    ) -> list[PackPlan]:
-        """A plan of whole sequences for each split.
-
-        Where a strategy cuts, `lines` become the fragments'; `blocks` gives the lines of a split's table.
-        """
-        plans: list[PackPlan] = []
-        for number, (name, split) in enumerate(zip(self.identity.splits, lines, strict=True)):
-            strategy = self._strategy(name)
-            planning = partial(
-                STRATEGIES[strategy],
-                max_length=self.config.max_length,
-                max_sequences_per_pack=self.config.max_sequences_per_pack,
-                seed=self.config.seed,
-                align=self.config.align,
-                # Evaluation takes every pack once, on however many ranks.
-                packs_multiple=1 if is_for_evaluation(name) else self.config.packs_multiple,
-                plan_window=self.config.plan_window,
-                # Decreasing orders put like with like. What cuts is shuffled once the fragments have lines.
-                shuffle=strategy not in KEEPS_ORDER | CUTS,
-            )
-            lengths = joined_lengths(split) if strategy in CUTS else split.lengths
-            groups = groups_of(split.extras, len(split.lengths))
-            if split.sources is None:
-                plan = planning(lengths, groups=groups)
-            else:
-                sources = split.sources[firsts_of(split)] if strategy in CUTS else split.sources
-                plan = plan_by_source(lambda n, g: planning(n, groups=g), lengths, groups, sources)  # noqa: B023
-                if strategy not in KEEPS_ORDER | CUTS:
-                    plan = shuffle_packs(plan, self.config.seed)
-            if strategy in CUTS:
-                lines[number] = cut(split, plan, blocks(number))
-                plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
-                plan = shuffle_packs(plan, self.config.seed)
-            plans.append(plan)
-        return plans
 
     def _write(
         self,
@@ -382,7 +284,7 @@ class Build:
                     shards[n],
                     late[n],
                     facts,
-                    self._strategy(name),
+                    strategy_of(self.config, name),
                 )
                 for n, name in enumerate(names)
             }
@@ -395,21 +297,6 @@ class Build:
                 needed = needed_for_shards(facts.tokenizer, layout, plans, lines, kept.bytes)
                 raise with_room(error, needed, output) from error
             raise
-
-    def _enter_rollouts(self, store: ChunkStore, stage: Tokenizing, lines: list[SplitLines]) -> None:
-        if self.identity.mix is not None:
-            raise InputError(
-                "rollouts are packed in their groups, once each: leave a mix (weights, caps, a target) out"
-            )
-        others = {name: self.files[n].name for n, name in sorted(stage.formats.items()) if name != "rollout"}
-        for name, file in others.items():
-            raise InputError(
-                f"{file} has {name} records and other sources have rollouts, whose values these lack: pack "
-                "them into a folder of their own"
-            )
-        tokens, values = lay_elements(store)
-        assert values is not None, "every rollout has values"
-        enter(lines, tokens, values)
 
     def _extras(self, lines: list[SplitLines], gathers: list[Gather]) -> tuple[ColumnInfo, ...]:
         return extra_columns(lines, weighted=any(gather.is_weighted for gather in gathers))
@@ -460,24 +347,6 @@ class Build:
                 for file in self.files
             ),
         )
-
-    def _write_splits(self, manifests: dict[str, Manifest]) -> SplitsManifest:
-        output = self.config.output
-        write_bytes(
-            output,
-            "dataset_dict.json",
-            b'{"splits": ["' + b'", "'.join(s.encode() for s in manifests) + b'"]}\n',
-        )
-        infos: list[SplitInfo] = []
-        for name in manifests:
-            path = os.path.join(output, name, MANIFEST)
-            infos.append(SplitInfo(name=name, bytes=os.path.getsize(path), checksum=checksum_file(path)))
-        manifest = SplitsManifest(
-            splits=tuple(infos), padless_version=next(iter(manifests.values())).padless_version
-        )
-        write_bytes(output, MANIFEST, manifest.to_json())
-        sync_folder(output)
-        return manifest
 
     def _kept(self, manifests: dict[str, Manifest]) -> set[str]:
         keep = {MANIFEST, "dataset_dict.json"} if self.identity.splits != ("",) else set()

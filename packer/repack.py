@@ -28,6 +28,7 @@ from padless.packer.made_anew import MadeAnew, make_anew
 from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
 from padless.packer.plan import PackPlan
+from padless.packer.planning import check_losses, plan_splits, strategy_of
 from padless.packer.recut import recut
 from padless.packer.recut_copies import copies_apart, copies_together
 from padless.packer.recut_policy import Policy, records_of
@@ -119,7 +120,9 @@ class Repack(Build):
         arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
         self.identity = self.identity_of_repack  # type: ignore[assignment]
         none = np.zeros(0, dtype=np.int32)
-        return self._plan(
+        return plan_splits(
+            self.config,
+            self.identity.splits,
             [
                 SplitLines(
                     one,
@@ -143,7 +146,7 @@ class Repack(Build):
         grouped = group_column(column.name for column in self.extras)
         return {
             **found,
-            "strategy": self._strategy(split),
+            "strategy": strategy_of(self.config, split),
             "epoch": 0,
             **({"grouped_by": grouped} if grouped else {}),
         }
@@ -175,8 +178,8 @@ class Repack(Build):
             made.close()
         lines, gathers, pieces = ([item[place] for item in found] for place in range(3))
         self._done("read")
-        self._check_losses(lines)
-        plans = self._plan(lines, lambda n: [pieces[n].lines])
+        check_losses(self.config, self.identity.splits, lines)
+        plans = plan_splits(self.config, self.identity.splits, lines, lambda n: [pieces[n].lines])
         for number, split in enumerate(lines):
             if split.fragments is not None:
                 gathers[number], pieces[number] = cut_again(gathers[number], pieces[number], split)
@@ -274,7 +277,7 @@ class Repack(Build):
             align=self.config.align,
             old_align=manifest.options.get("align", 1),
             was_cut=manifest.options.get("packed_with") in CUTS,
-            joins=self._strategy(name) in CUTS,
+            joins=strategy_of(self.config, name) in CUTS,
             is_paired=columns[GROUP] >= 0 if GROUP in columns else None,
         )
 

@@ -15,7 +15,6 @@ import operator
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.ipc
 
 from padless.runtime.arrays import Array, column_to_numpy
@@ -32,7 +30,6 @@ from padless.runtime.format import (
     BatchError,
     ChecksumError,
     ForeignFileError,
-    FormatError,
     Manifest,
     PlanError,
     ShardInfo,
@@ -53,6 +50,7 @@ from padless.runtime.plans import (
     read_plan,
     tables_hash,
 )
+from padless.runtime.sequence_table import WAY_OUT, table_lines
 from padless.runtime.shard_order import WINDOW_SHARDS
 
 if TYPE_CHECKING:
@@ -77,8 +75,6 @@ _KEPT_COPIES = 4
 # Of a URL two windows of shards stay open.
 _KEPT_SHARDS = 2 * WINDOW_SHARDS
 _HASHED_AT_A_TIME = 8 << 20
-_NOT_NEGATIVE = ("record", "source", "row", "part", "start", "length", "num_targets", "pack", "offset")
-_WAY_OUT = "copy the folder again, or rebuild it with pack-dataset build --force"
 
 
 class PackedReader:
@@ -288,40 +284,7 @@ class PackedReader:
         `coded`: strings come as dictionaries. Raises as `sequence_table` does, a wrong number of lines once
         they were read.
         """
-        import pyarrow.parquet as pq
-
-        fields = [sequence_table_schema().field(name) for name in columns]
-        strings = [field.name for field in fields if coded and pa.types.is_string(field.type)]
-        words = pa.dictionary(pa.int32(), pa.string())
-        schema = pa.schema([f.with_type(words) if f.name in strings else f for f in fields])
-        for info in self.manifest.sequence_tables:
-            path = f"{self.location}/{info.file}"
-            found = 0
-            with (
-                _told(path),
-                self._open_file(info, pa.OSFile) as data,
-                pq.ParquetFile(data, pre_buffer=False, read_dictionary=strings) as file,
-            ):
-                absent = [name for name in columns if name not in file.schema_arrow.names]
-                if absent:
-                    raise KeyError(absent[0])
-                for batch in file.iter_batches(min(lines, max(info.lines, 1)), columns=list(columns)):
-                    batch.validate(full=True)
-                    found += batch.num_rows
-                    part = pa.Table.from_batches([batch]).select(list(columns)).cast(schema)
-                    self._check_bounds(part)
-                    yield part
-            _check_lines(path, found, info.lines)
-
-    def _check_bounds(self, part: pa.Table) -> None:
-        """See that numbers which others index and count by are such; raises ValueError."""
-        limits = {"pack": self.manifest.num_packs, "source": len(self.manifest.sources)}
-        for name in set(_NOT_NEGATIVE).intersection(part.schema.names):
-            ends = pc.min_max(part.column(name)).as_py()
-            low, high = ends["min"], ends["max"]
-            if low is not None and (low < 0 or high >= limits.get(name, high + 1)):
-                limit = f", of {limits[name]}" if name in limits else ""
-                raise ValueError(f"{name} reaches from {low} to {high}{limit}")
+        return table_lines(self.manifest, self._open_file, self.location, columns, lines=lines, coded=coded)
 
     def sequence_columns(self, *names: str) -> dict[str, Array]:
         """Columns of the sequence table as arrays: numbers (-1 for null) or strings (None)."""
@@ -343,7 +306,7 @@ class PackedReader:
             digest.update(data[start : start + _HASHED_AT_A_TIME])
         if (found := f"xxh3:{digest.hexdigest()}") != info.checksum:
             raise ChecksumError(
-                f"{self.location}/{info.file} is {found}, the manifest says {info.checksum}; {_WAY_OUT}"
+                f"{self.location}/{info.file} is {found}, the manifest says {info.checksum}; {WAY_OUT}"
             )
         first = sum(len(before.batches) for before in self.manifest.shards[:shard])
         for which in range(first, first + len(info.batches)):
@@ -371,7 +334,7 @@ class PackedReader:
         """What to raise where record batch `which` is not as it should be."""
         shard, offset, _ = self._batches[which]
         path = f"{self.location}/{self.manifest.shards[shard].file}"
-        return BatchError(f"{path}, record batch at byte {offset}: {problem}; {_WAY_OUT}")
+        return BatchError(f"{path}, record batch at byte {offset}: {problem}; {WAY_OUT}")
 
     def _shard(self, shard: int) -> tuple[pa.Buffer, pa.Schema]:
         """A shard's mapped bytes and its schema, which has been compared with the manifest's."""
@@ -382,11 +345,11 @@ class PackedReader:
         with self._open_file(info, pa.memory_map) as file:
             data = file.read_buffer(info.bytes)
         if data.size != info.bytes:
-            raise TruncatedFileError(f"{path} has {data.size} bytes, not {info.bytes}; {_WAY_OUT}")
+            raise TruncatedFileError(f"{path} has {data.size} bytes, not {info.bytes}; {WAY_OUT}")
         try:
             schema = pa.ipc.open_stream(data).schema
         except (pa.ArrowException, OSError) as problem:
-            raise ForeignFileError(f"{path} is no Arrow stream ({problem}); {_WAY_OUT}") from None
+            raise ForeignFileError(f"{path} is no Arrow stream ({problem}); {WAY_OUT}") from None
         for column in self.manifest.columns:
             places = schema.get_all_field_indices(column.name)
             wanted = parse_type(column.type)
@@ -394,7 +357,7 @@ class PackedReader:
                 found = ", ".join(str(schema.field(place).type) for place in places) or "nothing"
                 raise ForeignFileError(
                     f"{path} has {found} for column {column.name}, the manifest says "
-                    f"{column.type}: it belongs to another folder; {_WAY_OUT}"
+                    f"{column.type}: it belongs to another folder; {WAY_OUT}"
                 )
         self._shards[shard] = (data, schema)
         if self.remote is not None and len(self._shards) > _KEPT_SHARDS:
@@ -406,19 +369,3 @@ class PackedReader:
         del self._shards[shard]
         for which in [which for which in self._mapped if self._batches[which][0] == shard]:
             del self._mapped[which]
-
-
-@contextmanager
-def _told(path: str) -> Iterator[None]:
-    """What a file that is no sequence table makes pyarrow raise, as an error of ours."""
-    try:
-        yield
-    except FormatError:  # which names what is wrong already
-        raise
-    except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
-        raise ForeignFileError(f"{path} is no sequence table ({problem}); {_WAY_OUT}") from None
-
-
-def _check_lines(path: str, found: int, wanted: int) -> None:
-    if found != wanted:
-        raise ForeignFileError(f"{path} has {found} lines, the manifest says {wanted}; {_WAY_OUT}")

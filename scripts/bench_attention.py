@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from bench_host import host_us
 from bench_results import Results
 from torch import Tensor
 
@@ -90,18 +91,6 @@ def median_us(run: Callable[[], object], seconds: float = 0.25) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / 5)
     return statistics.median(times)
-
-
-def host_us(run: Callable[[], object]) -> float:
-    """Python's own time for a call, nothing waited for: the best of short runs that leave the queue room."""
-    best = math.inf
-    for _ in range(30):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(20):
-            run()
-        best = min(best, (time.perf_counter() - begin) / 20 * 1e6)
-    return best
 
 
 def ceilings() -> tuple[float, float]:

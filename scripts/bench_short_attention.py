@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from bench_host import host_us
 from bench_results import Results
 from torch import Tensor
 from triton.testing import do_bench
@@ -180,18 +181,6 @@ def extra_memory(run: Run, kept: int) -> float:
     peak = torch.cuda.max_memory_allocated() - before - kept
     del result
     return peak / 1e6
-
-
-def host_us(run: Run) -> float:
-    """Python's own time for a call: the best of short runs that leave the device's queue room."""
-    best = math.inf
-    for _ in range(20):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(20):
-            run()
-        best = min(best, (time.perf_counter() - begin) / 20 * 1e6)
-    return best
 
 
 def bench(title: str, copied: float, seconds: float, results: Results) -> None:

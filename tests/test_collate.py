@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import Folder, Seq, count_up, write_folder
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+from unpacked import tiny_model
 
 from padless.runtime.batch import Pack
 from padless.runtime.collate import VarlenBatch, collate
@@ -208,25 +209,6 @@ def test_a_move_is_one_copy_of_one_buffer() -> None:
     assert len(set(offsets.values())) == len(offsets) - 1, "views of one buffer, beside each other"
 
 
-def tiny_llama(attention: str, seed: int = 0) -> LlamaForCausalLM:
-    """A random Llama in fp32, its weights so large that mixed sequences show."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation=attention,
-    )
-    return LlamaForCausalLM(config)
-
-
 def gradients(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     found = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
     model.zero_grad()
@@ -235,7 +217,7 @@ def gradients(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packed_loss_and_gradients_are_those_of_the_sequences_one_by_one(attention: str) -> None:
-    model = tiny_llama(attention)
+    model = tiny_model(vocab=64, attention=attention)
     rng = np.random.default_rng(1)
     packs = [make_pack(*(rng.integers(0, 64, n).tolist() for n in row)) for row in ((9, 1, 14), (5, 7))]
     batch = collate(packs)
@@ -274,7 +256,7 @@ def test_trainer_trains_on_packs_with_the_loss_of_the_single_sequences(tmp_path:
     rng = np.random.default_rng(2)
     packs = [[Seq(rng.integers(0, 64, n).tolist()) for n in row] for row in ((6, 4), (3, 8), (5, 2), (7,))]
     write_folder(tmp_path / "packed", Folder(packs=packs, largest_id=63))
-    model = tiny_llama("sdpa")
+    model = tiny_model(vocab=64, attention="sdpa")
     total, targets = 0.0, 0
     for pack in packs[:2]:
         for sequence in pack:

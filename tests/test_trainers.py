@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
 from building import TOKENIZER, pack  # noqa: E402
+from unpacked import tiny_model  # noqa: E402
 
 from padless.runtime.dataset import PackedDataset  # noqa: E402
 from padless.runtime.errors import CollateError  # noqa: E402
@@ -49,13 +50,7 @@ def packed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model() -> Any:
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=4096, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
-        )
-    )  # fmt: skip
+    return tiny_model(vocab=4096)
 
 
 def one_by_one(model: Any) -> Any:

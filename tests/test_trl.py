@@ -9,8 +9,9 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
+from unpacked import tiny_model
 
 from padless.packer import PackConfig, pack_dataset
 from padless.runtime.reader import PackedReader
@@ -42,22 +43,7 @@ def packed(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(demo_data: Path) -> LlamaForCausalLM:
     """A random Llama in fp32, its weights so large that a mixed-up sequence shows in the loss."""
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(demo_data / "tokenizer")
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=0.2,
-            pad_token_id=None,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
+    return tiny_model(vocab=len(AutoTokenizer.from_pretrained(demo_data / "tokenizer")))
 
 
 def assert_mapped_from(dataset: datasets.Dataset, folder: Path) -> None:

@@ -15,7 +15,7 @@ from padless.runtime.varlen_batch import VarlenBatch
 VOCAB = 40
 
 
-def tiny_model(seed: int = 0, vocab: int = VOCAB) -> LlamaForCausalLM:
+def tiny_model(seed: int = 0, vocab: int = VOCAB, attention: str | None = None) -> LlamaForCausalLM:
     """A random Llama in fp32, its weights so large that a mixed-up sequence shows in the loss."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -29,6 +29,7 @@ def tiny_model(seed: int = 0, vocab: int = VOCAB) -> LlamaForCausalLM:
         pad_token_id=None,
         bos_token_id=None,
         eos_token_id=None,
+        attn_implementation=attention,
     )
     return LlamaForCausalLM(config)
 

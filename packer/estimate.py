@@ -103,7 +103,7 @@ def _sample(config: PackConfig) -> tuple[Array, dict[str, int]]:
 
 def _plans(config: PackConfig, lengths: Array, again: list[Array]) -> list[dict[str, Any]]:
     """Several strategies and lengths, each with its errors."""
-    choices = choices_around(config.strategy, config.max_length, config.align)
+    choices = choices_around(config.strategy, config.longest, config.align)
     cap, align = config.max_sequences_per_pack, config.align
     found = []
     for choice in choices:

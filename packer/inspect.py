@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padless.packer.errors import InputError
-from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.format import IGNORE_INDEX, length_of_pack
 from padless.runtime.reader import Array, Pack, PackedReader
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def describe_pack(
     return {
         "pack": index % len(reader),
         "packs": len(reader),
-        "max_length": reader.manifest.statistics["max_length"],
+        "max_length": length_of_pack(reader.buckets, index % len(reader)),
         "num_tokens": pack.num_tokens,
         "num_targets": pack.num_targets,
         "sequences": sequences,

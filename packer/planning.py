@@ -15,7 +15,7 @@ from padless.packer.config import PackConfig
 from padless.packer.copies import Block, mixed, times_of
 from padless.packer.errors import InputError
 from padless.packer.extra_columns import groups_of
-from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split
+from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split, places_of
 from padless.packer.homogeneous import plan_by_source
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.mixing import Mix, arguments_of
@@ -24,6 +24,7 @@ from padless.packer.rollouts import enter
 from padless.packer.sources import SourceFile
 from padless.packer.sources.splits import is_for_evaluation
 from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
+from padless.packer.strategies.buckets import plan_lengths
 from padless.packer.tables import SplitLines, lay_elements
 from padless.packer.token_store import ChunkStore
 
@@ -134,8 +135,10 @@ def plan_splits(
     for number, (name, split) in enumerate(zip(names, lines, strict=True)):
         strategy = strategy_of(config, name)
         planning = partial(
+            plan_lengths,
             STRATEGIES[strategy],
-            max_length=config.max_length,
+            max_lengths=config.max_lengths,
+            cuts=strategy in CUTS,
             max_sequences_per_pack=config.max_sequences_per_pack,
             seed=config.seed,
             align=config.align,
@@ -156,7 +159,7 @@ def plan_splits(
                 plan = shuffle_packs(plan, config.seed)
         if strategy in CUTS:
             lines[number] = cut(split, plan, blocks(number))
-            plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
+            plan = PackPlan(places_of(plan), plan.offsets, buckets=plan.buckets)
             plan = shuffle_packs(plan, config.seed)
         plans.append(plan)
     return plans

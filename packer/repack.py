@@ -141,8 +141,8 @@ class Repack(Build):
 
     def constraints(self, split: str) -> dict[str, Any]:
         """What a split is planned with."""
-        names = ("max_length", "max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
-        found = {name: getattr(self.config, name) for name in names}
+        names = ("max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
+        found = {"max_length": self.config.longest, **{name: getattr(self.config, name) for name in names}}
         grouped = group_column(column.name for column in self.extras)
         return {
             **found,
@@ -267,7 +267,7 @@ class Repack(Build):
         formats = tuple(manifest.options.get("formats", ["?"] * len(manifest.sources)))
         return Policy(
             where=str(reader.path),
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             overflow=self.config.overflow,
             old_max_length=manifest.statistics["max_length"],
             old_overflow=manifest.options.get("overflow", "error"),
@@ -300,7 +300,7 @@ class Repack(Build):
         return Facts(
             options=identity.options,
             seed=self.config.seed,
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             cap=self.config.max_sequences_per_pack,
             align=self.config.align,
             tokenizer=_tokenizer_files(Path(self.asked.folders[0]) / next(iter(self.folders[0])), first),

@@ -35,7 +35,7 @@ class RepackConfig:
     output: str
     exclude: str | None = None
     """A file of record numbers to leave out: one a line, or a Parquet file's column `record`."""
-    max_length: int | None = None
+    max_length: int | tuple[int, ...] | None = None
     strategy: str | None = None
     eval_strategy: str | None = None
     overflow: str | None = None

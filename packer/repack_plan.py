@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from padless.packer.bounds import facts_of_buckets
 from padless.packer.errors import InputError
+from padless.packer.extra_columns import groups_of
 from padless.packer.plan_file import check_name, write_plan
 from padless.packer.repack import Repack
 from padless.packer.repack_config import NOT_PLANNED, RepackConfig
@@ -58,6 +60,20 @@ def plan_only(config: RepackConfig, name: str) -> list[Path]:
         extras,
         [table["source"][lines] for table, lines in zip(tables, kept, strict=True)],
     )
-    for reader, path, lines, plan, split in zip(readers, paths, kept, plans, work.splits, strict=True):
-        write_plan(path, plan, lines, reader.manifest, work.constraints(split))
+    for number, (reader, path, plan) in enumerate(zip(readers, paths, plans, strict=True)):
+        facts = work.constraints(work.splits[number])
+        lines = kept[number]
+        buckets = facts_of_buckets(
+            plan,
+            lengths[number][lines],
+            max_length=facts["max_length"],
+            cap=facts["max_sequences_per_pack"],
+            align=facts["align"],
+            strategy=facts["strategy"],
+            groups=groups_of(extras[number], len(lines)),
+        )
+        if plan.buckets is not None:
+            facts["buckets"] = buckets
+        facts["bound_packs"] = sum(bucket["bound_packs"] for bucket in buckets)
+        write_plan(path, plan, lines, reader.manifest, facts)
     return paths

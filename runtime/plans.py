@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from padless.runtime.arrays import Array, column_to_numpy, to_numpy
 from padless.runtime.batch import Pack
+from padless.runtime.buckets import Bucket, buckets_of
 from padless.runtime.errors import PlanError
 from padless.runtime.format import IGNORE_INDEX, Manifest, checksum_bytes
 
@@ -39,6 +40,11 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The packs of each length, as they stand: the shortest first; one bucket where all are of one."""
+        return buckets_of(self.facts, len(self))
 
 
 def tables_hash(manifest: Manifest) -> str:
@@ -95,7 +101,12 @@ def read_plan(folder: Path, manifest: Manifest, name: str) -> Plan:
         raise PlanError(f"{path} is damaged: it is not what its hash says; {way_out}")
     if cut:
         raise PlanError(f"{path} cuts sequences, which this padless does not read; {way_out}")
-    return Plan(name=name, sequences=sequences, offsets=offsets, facts=facts)
+    plan = Plan(name=name, sequences=sequences, offsets=offsets, facts=facts)
+    try:
+        _ = plan.buckets
+    except (ValueError, KeyError, TypeError) as problem:
+        raise PlanError(f"{path} is damaged: its buckets are not its packs' ({problem}); {way_out}") from None
+    return plan
 
 
 def fresh_plan(manifest: Manifest, lengths: Array, strategy: str, *, seed: int, epoch: int) -> Plan:
@@ -106,6 +117,7 @@ def fresh_plan(manifest: Manifest, lengths: Array, strategy: str, *, seed: int, 
     """
     # Planning belongs to the packer; only who replans needs it.
     from padless.packer.strategies import CUTS, STRATEGIES  # noqa: TID251
+    from padless.packer.strategies.buckets import plan_lengths  # noqa: TID251
 
     names = [name for name in STRATEGIES if name not in CUTS]
     if strategy not in names:
@@ -117,9 +129,10 @@ def fresh_plan(manifest: Manifest, lengths: Array, strategy: str, *, seed: int, 
     if options.get("homogeneous"):
         raise PlanError("replan would mix the sources of this folder (homogeneous): leave replan out")
     drawn = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
-    plan = STRATEGIES[strategy](
+    plan = plan_lengths(
+        STRATEGIES[strategy],
         lengths[lines],
-        int(manifest.statistics["max_length"]),
+        [bucket.max_length for bucket in manifest.buckets],
         max_sequences_per_pack=options.get("max_sequences_per_pack"),
         align=options.get("align") or 1,
         packs_multiple=options.get("packs_multiple") or 1,
@@ -127,8 +140,10 @@ def fresh_plan(manifest: Manifest, lengths: Array, strategy: str, *, seed: int, 
         seed=int(drawn[0]),
     )
     sequences = lines[plan.order].astype(np.int64)
-    facts = {"strategy": strategy, "seed": seed, "epoch": epoch}
-    facts |= {"plan_hash": columns_hash(sequences, plan.offsets)}
+    facts = {"max_length": manifest.statistics["max_length"], "strategy": strategy, "seed": seed}
+    facts |= {"epoch": epoch, "plan_hash": columns_hash(sequences, plan.offsets)}
+    if plan.buckets is not None:
+        facts["buckets"] = [{"max_length": length, "packs": packs} for length, packs in plan.buckets]
     return Plan(name=f"{strategy} of epoch {epoch}", sequences=sequences, offsets=plan.offsets, facts=facts)
 
 

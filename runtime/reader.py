@@ -26,6 +26,7 @@ import pyarrow.ipc
 
 from padless.runtime.arrays import Array, column_to_numpy
 from padless.runtime.batch import Pack, PackBatch, open_batch
+from padless.runtime.buckets import Bucket
 from padless.runtime.format import (
     BatchError,
     ChecksumError,
@@ -151,6 +152,11 @@ class PackedReader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._open(state["path"], state["manifest"], state["plan"], state["remote"])
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The packs of each length, as they are numbered: the shortest first; mostly there is one length."""
+        return self.manifest.buckets if self.plan is None else self.plan.buckets
 
     def __len__(self) -> int:
         if self.plan is not None:

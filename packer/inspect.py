@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from tokenizers import Tokenizer
 
-_TABLE_COLUMNS = ("record", "source", "row", "part", "status")
+_TABLE_COLUMNS = ("record", "source", "row", "part", "status", "start")
 _TRAINED, _MASKED = "bold green", "dim"
 
 
@@ -40,6 +40,7 @@ def describe_pack(
     table = reader.sequence_table(_TABLE_COLUMNS)
     tokenizer = folder_tokenizer(reader)
     sequences: list[dict[str, Any]] = []
+    starts = _starts(reader, index % len(reader), len(pack.seq_lengths))
     offset = 0
     for sequence_id, length in zip(pack.sequence_ids.tolist(), pack.seq_lengths.tolist(), strict=True):
         if not 0 <= sequence_id < table.num_rows:
@@ -58,6 +59,7 @@ def describe_pack(
             {
                 "sequence_id": sequence_id,
                 **line,
+                "start": line["start"] + starts[len(sequences)],
                 "source": reader.manifest.sources[line["source"]].path,
                 "offset": offset,
                 "length": length,
@@ -78,6 +80,15 @@ def describe_pack(
     }
 
 
+def _starts(reader: PackedReader, number: int, sequences: int) -> list[int]:
+    """Where in its stored sequence each one of a pack begins: not at 0 where a plan cuts it."""
+    if reader.plan is None or reader.plan.starts is None:
+        return [0] * sequences
+    first = int(reader.plan.offsets[number])
+    found: list[int] = reader.plan.starts[first : first + sequences].tolist()
+    return found
+
+
 def print_pack(pack: dict[str, Any], console: Console) -> None:
     """Print what `describe_pack` gave: trained tokens in colour, a rule before each sequence."""
     from rich.rule import Rule
@@ -93,6 +104,7 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
     for sequence in pack["sequences"]:
         end = sequence["offset"] + sequence["length"]
         part = f" part {sequence['part']}" if sequence["part"] else ""
+        part += f" from its token {sequence['start']}" if sequence["start"] else ""
         status = "" if sequence["status"] == "whole" else f" ({sequence['status']})"
         title = (
             f"{visible(sequence['source'])} row {sequence['row']}{part}{status}, "

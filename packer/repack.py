@@ -27,7 +27,6 @@ from padless.packer.gather import Gather
 from padless.packer.made_anew import MadeAnew, make_anew
 from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
-from padless.packer.plan import PackPlan
 from padless.packer.planning import check_losses, plan_splits, strategy_of
 from padless.packer.recut import recut
 from padless.packer.recut_copies import copies_apart, copies_together
@@ -109,35 +108,6 @@ class Repack(Build):
     @property
     def splits(self) -> tuple[str, ...]:
         return self.identity_of_repack.splits
-
-    def plans_of(
-        self,
-        lengths: list[NDArray[np.int32]],
-        extras: list[dict[str, NDArray[Any]]],
-        sources: list[NDArray[np.int32]],
-    ) -> list[PackPlan]:
-        """Plans from the lengths of each split's sequences, what belongs together, and their sources."""
-        arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
-        self.identity = self.identity_of_repack  # type: ignore[assignment]
-        none = np.zeros(0, dtype=np.int32)
-        return plan_splits(
-            self.config,
-            self.identity.splits,
-            [
-                SplitLines(
-                    one,
-                    none,
-                    None,
-                    0,
-                    0,
-                    [],
-                    extras=columns,
-                    sources=arguments[source] if self.config.homogeneous else None,
-                )
-                for one, columns, source in zip(lengths, extras, sources, strict=True)
-            ],
-            lambda n: [],
-        )
 
     def constraints(self, split: str) -> dict[str, Any]:
         """What a split is planned with."""

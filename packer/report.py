@@ -141,6 +141,19 @@ def _planned(reader: PackedReader, found: Measured) -> dict[str, Any]:
         "align": facts["align"],
         "max_length": max_length,
         "bound_packs": bound,
+        **(_of_fragments(found) if reader.plan.starts is not None else {}),
+    }
+
+
+def _of_fragments(found: Measured) -> dict[str, Any]:
+    """The account by a plan that cuts: more records are split, and starts of fragments are untrained."""
+    trained = int(found.packs.targets.sum())
+    fates = {name: sum(source.statuses[name] for source in found.sources) for name in STATUSES}
+    split = fates.pop("fragment")
+    return {
+        "records": {"in": sum(fates.values()) + split, **fates, "split": split},
+        "trained_tokens": trained,
+        "masked_tokens": int(found.packs.tokens.sum()) - trained,
     }
 
 

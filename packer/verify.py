@@ -241,22 +241,34 @@ def _check_batch(
 
 
 def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
-    """Every packed sequence is in the plan once, and no pack holds more than it may."""
+    """Every packed sequence is in the plan once, whole or in parts, and no pack holds more than it may."""
     reader = PackedReader(folder, plan=name)
     found = reader.plan
     assert found is not None
-    times = np.bincount(found.sequences, minlength=len(table["pack"]))
-    wrong = int((times != (table["pack"] >= 0)).sum())
+    whole = table["length"][found.sequences]
+    lengths = whole if found.lengths is None else found.lengths
+    starts = np.zeros(len(whole), np.int64) if found.starts is None else found.starts.astype(np.int64)
+    in_order = np.lexsort((starts, found.sequences))
+    sequences, begins = found.sequences[in_order], starts[in_order]
+    ends = begins + lengths[in_order]
+    first = np.diff(sequences, prepend=-1) != 0
+    wrong = int((np.bincount(sequences[first], minlength=len(table["pack"])) != (table["pack"] >= 0)).sum())
+    wrong += int((begins != np.where(first, 0, np.roll(ends, 1))).sum())
+    wrong += int((ends != whole[in_order])[np.roll(first, -1)].sum())
     _require(not wrong, f"{wrong:,} sequences are in the plan twice, or not at all, or were dropped")
+    masked = table["num_targets"][found.sequences] != whole - 1
+    torn = int((masked & (lengths != whole)).sum())
+    _require(not torn, f"{torn:,} fragments are of sequences with a loss mask")
     limit = found.facts["max_length"]
-    ends = np.concatenate([[0], np.cumsum(table["length"][found.sequences], dtype=np.int64)])
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     tokens, limits = np.diff(ends[found.offsets]), max_lengths(found.buckets)
     for pack in np.flatnonzero(tokens > limits)[:1].tolist():
         raise FormatError(f"a pack holds {tokens[pack]:,} tokens, max_length is {limits[pack]:,}")
-    pack = np.full(len(times), -1, dtype=np.int64)
-    pack[found.sequences] = np.repeat(np.arange(len(found)), np.diff(found.offsets))
-    kept = keeps_constraints(PackedReader(folder), table, pack, cap=found.facts.get("max_sequences_per_pack"))
-    return f"{len(found.sequences):,} sequences in {len(found):,} packs of at most {limit:,}; {kept}"
+    pack = np.repeat(np.arange(len(found)), np.diff(found.offsets))
+    cap = found.facts.get("max_sequences_per_pack")
+    kept = keeps_constraints(PackedReader(folder), table, pack, cap=cap, lines=found.sequences)
+    cut = f" ({int((lengths != whole).sum()):,} of them fragments)" if found.starts is not None else ""
+    return f"{len(found.sequences):,} sequences{cut} in {len(found):,} packs of at most {limit:,}; {kept}"
 
 
 def _model(folder: Path, model: str | Path) -> str:

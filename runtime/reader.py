@@ -63,6 +63,7 @@ __all__ = [
     "Pack",
     "PackBatch",
     "PackedReader",
+    "Plan",
     "attention_costs",
     "column_to_numpy",
     "columns_hash",
@@ -228,11 +229,11 @@ class PackedReader:
         return self._planned
 
     def pack_sizes(self) -> tuple[Array, Array]:
-        """The pack, [N], and the length, [N], of each packed sequence, in the table's order."""
+        """The pack, [N], and the length, [N], of each packed sequence or part, in the table's order."""
         if self.plan is not None:
             packs = np.repeat(np.arange(len(self.plan)), np.diff(self.plan.offsets))
             in_order = np.argsort(self.plan.sequences, kind="stable")
-            return packs[in_order], self._by_plan(self.plan).lengths[self.plan.sequences[in_order]]
+            return packs[in_order], self._by_plan(self.plan).lengths[in_order]
         columns = self.sequence_columns("pack", "length")
         kept = columns["pack"] >= 0
         return columns["pack"][kept], columns["length"][kept]

@@ -14,6 +14,7 @@ import pytest
 from building import (
     MAX_LENGTH,
     TOKENIZER,
+    Gate,
     assert_verified,
     await_chunks,
     build,
@@ -227,10 +228,10 @@ def test_the_same_bytes_come_from_any_number_of_workers_and_from_a_resumed_build
     expected = files_of(tmp_path / "threads")
     assert files_of(tmp_path / "processes") == expected
     output = tmp_path / "resumed"
-    with start(
-        *build_arguments(source, output, *options, "--workers", 2), way="processes", seconds_a_chunk=0.3
-    ) as process:
-        await_chunks(output, process)
+    gate = Gate(tmp_path / "gate")
+    arguments = build_arguments(source, output, *options, "--workers", 2)
+    with start(*arguments, way="processes", gate=gate) as process:
+        await_chunks(output, process, gate)
         process.send_signal(signal.SIGKILL)
     assert built(source, output, *options, "--workers", 1)["resumed_chunks"] > 0
     assert files_of(output) == expected

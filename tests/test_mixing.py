@@ -76,6 +76,15 @@ def slow_amounts(by: str, tokens: int, trained: int) -> int:
     return {"records": 1, "tokens": tokens, "trained": trained}[by]
 
 
+def test_a_record_of_no_trained_token_is_packed_no_more_often_than_allowed() -> None:
+    mix = Mix(
+        names=("a",), weights=None, max_records=(None,), max_tokens=(None,), by="trained", target=None,
+        max_repeats=1, seed=0,
+    )  # fmt: skip
+    source, tokens = np.zeros(2, np.int32), np.array([1, 2])
+    assert draw(mix, source, tokens, tokens - 1).tolist() == [1, 1]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_each_source_gives_its_share_to_one_record_and_no_record_more_often_than_allowed(

@@ -110,11 +110,14 @@ class ChunkWork:
         np.cumsum(lengths + begin + ending, out=offsets[1:])
         ids = np.empty(int(offsets[-1]), dtype=np.int32)
         shift = offsets[:-1] + begin - spanned.offsets[:-1]
-        ids[np.arange(len(spanned.ids)) + np.repeat(shift, lengths)] = spanned.ids
+        is_text = np.ones(len(ids), dtype=np.bool_)
         for place, token in enumerate(self.begin_ids):
             ids[offsets[:-1] + place] = token
+            is_text[offsets[:-1] + place] = False
         ended = np.flatnonzero(ending)
         ids[offsets[1:][ended] - 1] = self.end_id if self.end_id is not None else 0
+        is_text[offsets[1:][ended] - 1] = False
+        ids[is_text] = spanned.ids
         start = spanned.span_start + shift[spanned.span_text]
         # One span a text: what is trained, through its end token.
         end = spanned.span_end + shift[spanned.span_text] + ending[spanned.span_text]

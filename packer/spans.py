@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from padless.packer.encode import Encoder
 from padless.packer.formats.examples import RecordError
-from padless.packer.marks import Counted, Marked, split_marked
+from padless.packer.marks import BLOCK, Counted, Marked, split_marked
 
 Offsets = NDArray[np.int64]
 
@@ -49,7 +49,8 @@ def encode_marked(encoder: Encoder, parts: Marked, *, plain: bool) -> Spanned:
     ids, offsets = encoder.flat(parts.texts, plain=plain)
     # As narrow as they may be, and made in place: a long text has one for each of its tokens.
     edges = np.zeros(len(ids) + 1, dtype=np.int32 if counted.offsets[-1] < 2**30 else np.int64)
-    np.take(encoder.byte_lengths.astype(edges.dtype, copy=False), ids, out=edges[1:], mode="clip")
+    for begin in range(0, len(ids), BLOCK):  # numpy makes 8 bytes of each index for a moment
+        edges[1 + begin : 1 + begin + BLOCK] = encoder.byte_lengths[ids[begin : begin + BLOCK]]
     np.cumsum(edges[1:], out=edges[1:])
     apart = counted.apart | (np.diff(edges[offsets]) != np.diff(counted.offsets))
     shift = edges[offsets[:-1]] - counted.offsets[:-1]  # zero but behind a text that does not add up

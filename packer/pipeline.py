@@ -205,7 +205,8 @@ class Build:
         )
         self._done("plan")
         tokens, weights = lay_elements(store)
-        gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
+        gathers: list[Gather] = [gather_of(tokens, weights, split, store.let_go) for split in lines]
+        del tokens, weights  # who needs no store any more holds none
         pieces = [pieces_of(store, n, len(lines), split) for n, split in enumerate(lines)]
         key = self.identity.key()
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage), key)
@@ -268,7 +269,7 @@ class Build:
             with ThreadPoolExecutor(1) as other:
                 # A data set that is there is left whole until the new one's shards are complete.
                 early = other.submit(beside) if fresh else None
-                shards = self._write_shards(folders, plans, lines, gathers, layout, kept)
+                shards = self._write_shards(plans, lines, gathers, layout, kept)
             if not fresh:
                 retract(output)
                 for folder in folders:
@@ -303,7 +304,6 @@ class Build:
 
     def _write_shards(
         self,
-        folders: list[str],
         plans: list[PackPlan],
         lines: list[SplitLines],
         gathers: list[Gather],
@@ -316,11 +316,12 @@ class Build:
             counts["tokens"] += tokens
             self.report("write", counts)
 
+        gathers.reverse()  # each is taken out when its turn comes, so that its arrays can go
         return [
-            write_shards(folder, name, plan, split, gather, layout, self.workers, count, kept)
-            for folder, name, plan, split, gather in zip(
-                folders, self.identity.splits, plans, lines, gathers, strict=True
+            write_shards(
+                self.config.output, name, plan, split, gathers.pop(), layout, self.workers, count, kept
             )
+            for name, plan, split in zip(self.identity.splits, plans, lines, strict=True)
         ]
 
     def _facts(self, stage: Tokenizing) -> Facts:

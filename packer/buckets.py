@@ -30,17 +30,18 @@ from padless.runtime.format import WORK_FOLDER
 
 BUCKETS_FROM = 2**28
 """Tokens in a store (4 bytes each) from which on it goes through buckets: so much stays mapped at most."""
-WINDOW_TOKENS = 2**23
-WINDOW_SEQUENCES = 2**18
+WINDOW_TOKENS, WINDOW_SEQUENCES = 2**21, 2**18
+"""What is taken out of the store at a time."""
+RUN_TOKENS, LARGEST_WINDOW = 2**12, 2**25
+"""With many buckets a window is so large that each gets about so many tokens of it, up to a limit."""
+TOKENS, WEIGHTS = "buckets.bin", "buckets-weights.bin"
 
 Batch = tuple[int, int]
 """Packs [start, stop) of a record batch."""
 
 
-def near(
-    gather: Gather, plan: PackPlan, batches: Sequence[Batch], output: str, *, least: int | None = None
-) -> Gather:
-    """The gather, or the same over buckets where `batches` have at least so many tokens in a store.
+def near(gather: Gather, plan: PackPlan, batches: Sequence[Batch], output: str) -> Gather:
+    """The gather, or the same over buckets where it is of a store; `batches`: those that are to be written.
 
     Raises DiskFullError where the buckets find no room in the work folder of `output`.
     """
@@ -48,9 +49,15 @@ def near(
         return gather
     packs = pack_tokens(plan, gather.lengths)
     tokens = np.array([packs[start:stop].sum() for start, stop in batches], dtype=np.int64)
-    if int(tokens.sum()) < (BUCKETS_FROM if least is None else least):
-        return gather
     return _fill(gather, plan, batches, tokens, os.path.join(output, WORK_FOLDER))
+
+
+def remove_buckets(output: str) -> None:
+    """Remove those of an earlier run."""
+    for name in (TOKENS, WEIGHTS):
+        path = os.path.join(output, WORK_FOLDER, name)
+        if os.path.exists(path):
+            os.remove(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +146,13 @@ def _fill(
     bucket = np.full(len(gather.lengths), len(batches), dtype=kind)
     for number, (start, stop) in enumerate(batches):
         bucket[plan.order[plan.offsets[start] : plan.offsets[stop]]] = number
-    begins = np.cumsum(tokens) - tokens
+    begins = np.cumsum(tokens) - tokens + _taken(work)
     places = {start: (int(b), int(n)) for (start, _), b, n in zip(batches, begins, tokens, strict=True)}
-    stored = Buckets(path=os.path.join(work, "buckets.bin"), places=places, type=np.dtype("<i4"))
+    stored = Buckets(path=os.path.join(work, TOKENS), places=places, type=np.dtype("<i4"))
     writers = [_Writer(stored.path, begins)]
     beside: Buckets | None = None
     try:
-        for low, high in _windows(gather.lengths):
+        for low, high in _windows(gather.lengths, len(batches)):
             here = bucket[low:high]
             by_bucket = np.argsort(here, kind="stable")
             by_bucket = by_bucket[: np.searchsorted(here[by_bucket], len(batches))]
@@ -159,7 +166,7 @@ def _fill(
             if gather.weights is not None:
                 values = gather.stored_weights(sequences)
                 if beside is None:
-                    path = os.path.join(work, "buckets-weights.bin")
+                    path = os.path.join(work, WEIGHTS)
                     beside = Buckets(path=path, places=places, type=values.dtype)
                     writers.append(_Writer(path, begins))
                 writers[1].write(runs, edges, values)
@@ -175,12 +182,19 @@ def _fill(
     return BucketGather(whole=whole, tokens=stored, weights=beside)
 
 
-def _windows(lengths: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+def _taken(work: str) -> int:
+    """Tokens that another split's buckets take in the files."""
+    path = os.path.join(work, TOKENS)
+    return os.path.getsize(path) // 4 if os.path.exists(path) else 0
+
+
+def _windows(lengths: NDArray[np.int32], buckets: int) -> Iterator[tuple[int, int]]:
     """Runs of sequences that are few enough, in number and in tokens."""
+    most = max(WINDOW_TOKENS, min(RUN_TOKENS * buckets, LARGEST_WINDOW))
     low = 0
     while low < len(lengths):
         ends = np.cumsum(lengths[low : low + WINDOW_SEQUENCES], dtype=np.int64)
-        high = low + max(1, int(np.searchsorted(ends, WINDOW_TOKENS, side="right")))
+        high = low + max(1, int(np.searchsorted(ends, most, side="right")))
         yield low, high
         low = high
 
@@ -190,7 +204,7 @@ class _Writer:
 
     def __init__(self, path: str, begins: NDArray[np.int64]) -> None:
         self._path, self._ends = path, begins.copy()
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
 
     def write(self, buckets: NDArray[Any], edges: NDArray[np.int64], values: NDArray[Any]) -> None:
         """`values[edges[n]:edges[n + 1]]` goes to the end of bucket `buckets[n]`."""

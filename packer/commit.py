@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from padless.packer.advice import FLASH_ROWS
-from padless.packer.buckets import near
+from padless.packer.buckets import BUCKETS_FROM, near
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.extra_columns import group_column, groups_of
 from padless.packer.gather import Gather
@@ -57,6 +57,23 @@ class Facts:
     sources: tuple[SourceInfo, ...]
 
 
+def near_shards(
+    output: str,
+    split: str,
+    plan: PackPlan,
+    lines: SplitLines,
+    gather: Gather,
+    layout: Layout,
+    kept: KeptShards,
+) -> Gather:
+    """The gather, over buckets for the shards that are still to be written where its store is large."""
+    if lines.tokens < BUCKETS_FROM:
+        return gather
+    cuts = cut_shards(plan, lines.lengths, layout)
+    left = [batch for n, shard in enumerate(cuts) if kept.find(split, n) is None for batch in shard]
+    return near(gather, plan, left, output)
+
+
 def write_shards(
     output: str,
     split: str,
@@ -73,22 +90,19 @@ def write_shards(
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
     writers = min(workers, max(len(cuts), 1))
+    spare = spare_buffers(cuts, plan, lines.lengths, layout, writers)
+    write = partial(write_shard, plan=plan, gather=gather, layout=layout, spare=spare, report=report)
+
+    def finished(number: int, batches: list[tuple[int, int]]) -> ShardInfo:
+        info = kept.find(split, number)
+        if info is None:
+            info = write(folder, number, batches)
+            kept.add(split, number, info)
+        else:
+            report(info.tokens)
+        return info
+
     with ThreadPoolExecutor(writers) as pool:
-        found = list(pool.map(partial(kept.find, split), range(len(cuts))))
-        left = [batch for info, shard in zip(found, cuts, strict=True) if info is None for batch in shard]
-        gather = near(gather, plan, left, output)
-        spare = spare_buffers(cuts, plan, lines.lengths, layout, writers)
-        write = partial(write_shard, plan=plan, gather=gather, layout=layout, spare=spare, report=report)
-
-        def finished(number: int, batches: list[tuple[int, int]]) -> ShardInfo:
-            info = found[number]
-            if info is None:
-                info = write(folder, number, batches)
-                kept.add(split, number, info)
-            else:
-                report(info.tokens)
-            return info
-
         futures = [pool.submit(finished, number, batches) for number, batches in enumerate(cuts)]
         try:
             return tuple(future.result() for future in futures)

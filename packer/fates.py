@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from padless.packer.prepared import Prepared
 
 Integers = NDArray[np.int64]
+Counts = NDArray[np.signedinteger[Any]]
 
 
 class Sequences(NamedTuple):
@@ -75,7 +76,7 @@ def apply_policies(
     np.negative(values, out=values)
     values ^= spanned.ids
     # A long record has as many entries here as tokens, so they are no wider than they must be.
-    before = np.zeros(len(trained) + 1, dtype=np.int32 if len(trained) < 2**31 else np.int64)
+    before: Counts = np.zeros(len(trained) + 1, dtype=np.int32 if len(trained) < 2**31 else np.int64)
     np.cumsum(trained, out=before[1:])
     targets = (before[offsets[1:]] - before[offsets[:-1]]).astype(np.int64)
 
@@ -169,7 +170,7 @@ def _overflow(
     prepared: Prepared,
     sequences: Sequences,
     sequence: int,
-    before: Integers | NDArray[np.int32],
+    before: Counts,
     parts: Parts,
 ) -> Problem | None:
     """Cut one over-long sequence, or say why it cannot be."""
@@ -221,7 +222,7 @@ def _with_special(
     lengths: Integers,
     values: NDArray[np.int32],
     weights: NDArray[Any] | None,
-    before: Integers | NDArray[np.int32],
+    before: Counts,
     status: NDArray[np.uint8],
     reason: NDArray[np.uint8],
     empty_reply: NDArray[np.bool_],

@@ -125,7 +125,8 @@ class StoreGather:
         return found
 
     def _elements(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
-        return self.elements[sequences]
+        found: NDArray[np.int32] = self.elements[sequences]
+        return found
 
     def _taken(self, binary: pa.Array, sequences: NDArray[Any], size: int = 4) -> pa.Buffer:
         import pyarrow as pa

@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
+from padless.packer.buckets import remove_buckets
+from padless.packer.commit import (
+    Beside,
+    Facts,
+    near_shards,
+    write_beside,
+    write_rest,
+    write_shards,
+    write_splits,
+)
 from padless.packer.config import PackConfig
 from padless.packer.errors import DiskFullError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
@@ -206,7 +215,10 @@ class Build:
         self._done("plan")
         tokens, weights = lay_elements(store)
         gathers: list[Gather] = [gather_of(tokens, weights, split, store.let_go) for split in lines]
-        del tokens, weights  # who needs no store any more holds none
+        # Who needs the store no more holds nothing of it.
+        del tokens, weights
+        for split in lines:
+            split.elements = split.elements[:0].copy()
         pieces = [pieces_of(store, n, len(lines), split) for n, split in enumerate(lines)]
         key = self.identity.key()
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage), key)
@@ -266,6 +278,9 @@ class Build:
             return [write_beside(folders[n], pieces[n], plans[n], lines[n], facts) for n in range(len(names))]
 
         try:
+            remove_buckets(output)
+            for n, name in enumerate(names):  # before the sequence table, which has places in memory
+                gathers[n] = near_shards(output, name, plans[n], lines[n], gathers[n], layout, kept)
             with ThreadPoolExecutor(1) as other:
                 # A data set that is there is left whole until the new one's shards are complete.
                 early = other.submit(beside) if fresh else None
@@ -316,12 +331,9 @@ class Build:
             counts["tokens"] += tokens
             self.report("write", counts)
 
-        gathers.reverse()  # each is taken out when its turn comes, so that its arrays can go
         return [
-            write_shards(
-                self.config.output, name, plan, split, gathers.pop(), layout, self.workers, count, kept
-            )
-            for name, plan, split in zip(self.identity.splits, plans, lines, strict=True)
+            write_shards(self.config.output, name, plan, split, gather, layout, self.workers, count, kept)
+            for name, plan, split, gather in zip(self.identity.splits, plans, lines, gathers, strict=True)
         ]
 
     def _facts(self, stage: Tokenizing) -> Facts:

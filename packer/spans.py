@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,8 @@ def encode_marked(encoder: Encoder, parts: Marked, *, plain: bool) -> Spanned:
     )
     ids, offsets = encoder.flat(parts.texts, plain=plain)
     # As narrow as they may be, and made in place: a long text has one for each of its tokens.
-    edges = np.zeros(len(ids) + 1, dtype=np.int32 if counted.offsets[-1] < 2**30 else np.int64)
+    kind = np.int32 if counted.offsets[-1] < 2**30 else np.int64
+    edges: NDArray[np.signedinteger[Any]] = np.zeros(len(ids) + 1, dtype=kind)
     for begin in range(0, len(ids), BLOCK):  # numpy makes 8 bytes of each index for a moment
         edges[1 + begin : 1 + begin + BLOCK] = encoder.byte_lengths[ids[begin : begin + BLOCK]]
     np.cumsum(edges[1:], out=edges[1:])

@@ -26,7 +26,7 @@ from building import (
     write_many,
 )
 
-from padless.packer import buckets
+from padless.packer import buckets, commit
 
 
 @contextmanager
@@ -40,9 +40,10 @@ def in_buckets(window: int = 5000) -> Iterator[list[int]]:
         return fill(gather, plan, batches, tokens, work)
 
     with (
-        patch.object(buckets, "BUCKETS_FROM", 0),
+        patch.object(commit, "BUCKETS_FROM", 0),
         patch.object(buckets, "WINDOW_TOKENS", window),
         patch.object(buckets, "WINDOW_SEQUENCES", 50),
+        patch.object(buckets, "RUN_TOKENS", 1),
         patch.object(buckets, "_fill", watched),
     ):
         yield seen
@@ -127,8 +128,6 @@ def test_a_full_disk_at_the_buckets_is_told_and_the_same_command_goes_on(tmp_pat
 
 
 def test_shards_that_an_earlier_run_finished_need_no_buckets(tmp_path: Path) -> None:
-    from padless.packer import commit
-
     source = write_many(tmp_path / "in.jsonl", 4)
     size = ("--shard-size", 60_000, "--workers", 1)
     told = built(source, tmp_path / "wanted", *size)
@@ -153,5 +152,9 @@ def test_shards_that_an_earlier_run_finished_need_no_buckets(tmp_path: Path) -> 
 
 def test_windows_hold_few_tokens_unless_one_sequence_has_more() -> None:
     lengths = np.array([3, 3, 3, 50, 1, 1, 1, 1, 1, 1], dtype=np.int32)
-    with patch.object(buckets, "WINDOW_TOKENS", 6), patch.object(buckets, "WINDOW_SEQUENCES", 4):
-        assert list(buckets._windows(lengths)) == [(0, 2), (2, 3), (3, 4), (4, 8), (8, 10)]
+    with (
+        patch.object(buckets, "WINDOW_TOKENS", 6),
+        patch.object(buckets, "WINDOW_SEQUENCES", 4),
+        patch.object(buckets, "RUN_TOKENS", 1),
+    ):
+        assert list(buckets._windows(lengths, 1)) == [(0, 2), (2, 3), (3, 4), (4, 8), (8, 10)]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
 from padless.packer.config import PackConfig
+from padless.packer.engine import Engine, LocalEngine
 from padless.packer.errors import DiskFullError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import lines_of_split
@@ -92,7 +93,11 @@ def build(config: PackConfig) -> BuildResult:
     gc.disable()  # millions of records and no cycles among them
     loading = take_loading(tokenizer_folder(config.tokenizer))
     try:
-        return Build(config).run(loading)
+        building = Build(config)
+        try:
+            return building.run(loading)
+        finally:
+            building.engine.stop()
     finally:
         loading.stop()
         if collecting:
@@ -108,6 +113,7 @@ class Build:
         self.profile: dict[str, float] = {}
         self.report = config.progress or (lambda stage, counters: None)
         self.workers = config.workers or len(os.sched_getaffinity(0))
+        self.engine: Engine = LocalEngine(self.workers)
 
     def _done(self, stage: str) -> None:
         now = time.perf_counter()
@@ -136,6 +142,7 @@ class Build:
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             found.seconds = time.perf_counter() - self.started
             return found
+        self.engine.start()
         made = first_missing(output)
         try:
             folder = WorkFolder(output)
@@ -183,7 +190,7 @@ class Build:
         resumed = len(store.entries)
         if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
             sweep(self.config.output, set())  # another build's shards need no room
-        stage = Tokenizing(self.identity, store, self.workers, self.report, self._done)
+        stage = Tokenizing(self.identity, store, self.engine, self.report, self._done)
         try:
             stage.run(loading)
         except DiskFullError as error:
@@ -317,7 +324,7 @@ class Build:
             self.report("write", counts)
 
         return [
-            write_shards(folder, name, plan, split, gather, layout, self.workers, count, kept)
+            write_shards(folder, name, plan, split, gather, layout, self.engine, count, kept)
             for folder, name, plan, split, gather in zip(
                 folders, self.identity.splits, plans, lines, gathers, strict=True
             )

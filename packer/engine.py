@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from padless.packer.chunk import ChunkWork
+from padless.packer.config import PackConfig
 from padless.packer.gather import Gather
 from padless.packer.plan import PackPlan
 from padless.packer.pool import run_chunks
@@ -114,3 +115,12 @@ class LocalEngine:
 
     def stop(self) -> None:
         """Workers end with their work."""
+
+
+def engine_of(config: PackConfig, workers: int) -> Engine:
+    """The engine that is asked for, not started yet. InputError where it is not installed."""
+    if config.engine == "ray":
+        from padless.packer.ray_engine import RayEngine
+
+        return RayEngine(config.ray_address, config.workers)
+    return LocalEngine(workers)

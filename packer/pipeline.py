@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
 from padless.packer.config import PackConfig
-from padless.packer.engine import Engine, LocalEngine
-from padless.packer.errors import DiskFullError, WorkerLostError
+from padless.packer.engine import Engine, engine_of
+from padless.packer.errors import ClusterError, DiskFullError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import lines_of_split
 from padless.packer.gather import Gather
@@ -50,7 +50,7 @@ from padless.runtime.format import (
     checksum_bytes,
 )
 
-RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
+RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
 
 _LEAST_ROOM = 2**16
@@ -113,7 +113,7 @@ class Build:
         self.profile: dict[str, float] = {}
         self.report = config.progress or (lambda stage, counters: None)
         self.workers = config.workers or len(os.sched_getaffinity(0))
-        self.engine: Engine = LocalEngine(self.workers)
+        self.engine: Engine = engine_of(config, self.workers)
 
     def _done(self, stage: str) -> None:
         now = time.perf_counter()
@@ -128,6 +128,10 @@ class Build:
             text_by=config.text_by,
             choice=Choice(split=config.split, subset=config.subset, revision=config.revision),
         )
+        if not self.engine.is_here:  # other machines work in other folders
+            for file in self.files:
+                if file.data is None and file.revision is None:
+                    file.path = os.path.abspath(file.path)
         check_output(output)
         import pyarrow.compute  # noqa: F401 (in the shadow of the tokenizer's load)
         import pyarrow.parquet  # noqa: F401

@@ -2,10 +2,10 @@
 
 The driver walks the sources, keeps the token store and plans, as it does on one machine; chunks are
 tokenized and shards are written wherever the cluster has a core. A chunk's tokens come back through Ray's
-object store, and the driver alone writes into the work folder: tasks are then pure functions, which Ray may do
-again when a node dies, and no lock or half-written range outlives a driver. The price is that every token
-passes the driver once (4 bytes). Output, work folder and sources lie on storage that all nodes have at the same
-path.
+object store, and the driver alone writes into the work folder: tasks are then pure functions, which Ray may
+do again when a node dies, and no lock or half-written range outlives a driver. The price is that every token
+passes the driver once (4 bytes). Output, work folder and sources lie on storage that all nodes have at the
+same path.
 """
 
 from __future__ import annotations

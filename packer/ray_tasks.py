@@ -95,7 +95,7 @@ def tokenize(run: Run, work: Packed, job: Packed) -> tuple[ChunkResult, int] | E
 
     def chunk() -> tuple[ChunkResult, int]:
         able = _work(run, work)
-        asked: ChunkJob = pickle.loads(job)
+        asked: ChunkJob = pickle.loads(job.data)
         if asked.source is not None:
             _check_source(*asked.source)
         chunk = asked.task.chunk
@@ -110,7 +110,7 @@ def write(run: Run, job: Packed) -> ShardInfo | Exception:
 
     def shard() -> ShardInfo:
         _check(run)
-        asked: ShardJob = pickle.loads(job)
+        asked: ShardJob = pickle.loads(job.data)
         tokens = _mapped(os.path.join(run["work"], "tokens.bin"))
         weights = _mapped(os.path.join(run["work"], "weights.bin")) if asked.part.weight_bytes else None
         gather = asked.part.over(tokens, weights)
@@ -142,7 +142,7 @@ def _work(run: Run, packed: Packed) -> ChunkWork:
     global _able
     if _able is None or _able[0] != run["id"]:
         _check(run)
-        _able = (run["id"], pickle.loads(packed))
+        _able = (run["id"], pickle.loads(packed.data))
     return _able[1]
 
 

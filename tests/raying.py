@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from padless.packer import ray_engine, ray_tasks
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds after which something never comes; a machine may be as slow as it likes until then."""
 
 
@@ -36,10 +36,10 @@ def cluster_of(nodes: int) -> Iterator[Cluster]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     with patch.dict(os.environ, settings):
-        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": folder})
+        cluster = Cluster()
         try:
-            for _ in range(nodes - 1):
-                cluster.add_node(**NODE)
+            for number in range(nodes):
+                _add_node(cluster, {} if number else {"temp_dir": folder})
             cluster.wait_for_nodes(timeout=PATIENCE)
             ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
             yield cluster
@@ -47,6 +47,17 @@ def cluster_of(nodes: int) -> Iterator[Cluster]:
             ray.shutdown()
             cluster.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _add_node(cluster: Cluster, more: dict[str, Any]) -> None:
+    """Start a node; Ray gives a raylet half a minute, which on a loaded machine may be too little."""
+    for attempt in range(4):
+        try:
+            cluster.add_node(**NODE, **more)
+            return
+        except Exception as error:
+            if attempt == 3 or "timed out" not in str(error):
+                raise
 
 
 class Mark(NamedTuple):

@@ -27,7 +27,7 @@ from building import (
 )
 from conftest import ROOT
 from ray.cluster_utils import Cluster
-from raying import NODE, Gate, cluster_of, wait_until
+from raying import Gate, cluster_of, wait_until
 
 from padless.packer import ray_engine, ray_tasks
 
@@ -59,7 +59,7 @@ def local(many: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, byt
     return found
 
 
-# -- the same bytes ------------------------------------------------------------------------------------
+# -- the same bytes -----------------------------------------------------------------------------------
 
 
 def chats(folder: Path) -> Path:
@@ -144,48 +144,7 @@ def test_a_folder_that_one_engine_made_is_finished_for_the_other(
     assert built(many, output, *SHARDS)["was_finished"] is True
 
 
-# -- losses --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("stage", "lost"), [("tokenize", "node"), ("write", "node"), ("tokenize", "worker")])
-def test_what_was_lost_is_done_again_and_the_bytes_are_the_same(
-    cluster: Cluster, tmp_path: Path, many: Path, local: dict[str, bytes], stage: str, lost: str
-) -> None:
-    gate = Gate(tmp_path / "gate")
-    head = cluster.head_node.node_id
-    trouble: list[BaseException] = []
-    lost_tasks: list[int] = []
-
-    def strike() -> None:
-        try:
-            wait_until(lambda: any(mark.node != head for mark in gate.marks))
-            mark = next(mark for mark in gate.marks if mark.node != head)
-            if lost == "worker":
-                os.kill(mark.pid, signal.SIGKILL)
-            else:
-                node = next(node for node in cluster.worker_nodes if node.node_id == mark.node)
-                cluster.remove_node(node, allow_graceful=False)
-            wait_until(lambda: not is_running(mark.pid))  # it never came through the gate
-            lost_tasks.append(mark.number)
-        except BaseException as error:
-            trouble.append(error)
-        finally:
-            gate.open()
-
-    striking = threading.Thread(target=strike)
-    striking.start()
-    try:
-        with gate.holding(stage):
-            run = build(many, tmp_path / "out", *SHARDS, *RAY)
-    finally:
-        gate.open()
-        striking.join()
-        while len(cluster.worker_nodes) < 2:
-            cluster.add_node(**NODE)
-    assert not trouble, trouble
-    assert len([mark for mark in gate.marks if mark.number in lost_tasks]) == 2
-    assert run.code == 0, run.err
-    assert files_of(tmp_path / "out") == local
+# -- a driver that was stopped ------------------------------------------------------------------------
 
 
 DRIVER = """
@@ -255,7 +214,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-# -- nodes that are not fit ----------------------------------------------------------------------------
+# -- nodes that are not fit ---------------------------------------------------------------------------
 
 
 def test_other_versions_on_a_node_are_told(
@@ -301,7 +260,49 @@ def test_a_source_that_is_another_file_on_a_node_is_named(
     assert run.code == 2 and f"{DEMO} (another file of that name)" in run.err, run.err
 
 
-# -- no cluster ----------------------------------------------------------------------------------------
+# -- losses; last, since a node that is gone stays so -------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "lost"), [("tokenize", "node"), ("write", "node"), ("tokenize", "worker")])
+def test_what_was_lost_is_done_again_and_the_bytes_are_the_same(
+    cluster: Cluster, tmp_path: Path, many: Path, local: dict[str, bytes], stage: str, lost: str
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    head = cluster.head_node.node_id if lost == "node" else ""
+    trouble: list[BaseException] = []
+    lost_tasks: list[int] = []
+
+    def strike() -> None:
+        try:
+            wait_until(lambda: any(mark.node != head for mark in gate.marks))
+            mark = next(mark for mark in gate.marks if mark.node != head)
+            if lost == "worker":
+                os.kill(mark.pid, signal.SIGKILL)
+            else:
+                node = next(node for node in cluster.worker_nodes if node.node_id == mark.node)
+                cluster.remove_node(node, allow_graceful=False)
+            wait_until(lambda: not is_running(mark.pid))  # it never came through the gate
+            lost_tasks.append(mark.number)
+        except BaseException as error:
+            trouble.append(error)
+        finally:
+            gate.open()
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    try:
+        with gate.holding(stage):
+            run = build(many, tmp_path / "out", *SHARDS, *RAY)
+    finally:
+        gate.open()
+        striking.join()
+    assert not trouble, trouble
+    assert len([mark for mark in gate.marks if mark.number in lost_tasks]) == 2
+    assert run.code == 0, run.err
+    assert files_of(tmp_path / "out") == local
+
+
+# -- no cluster ---------------------------------------------------------------------------------------
 
 
 def test_without_ray_the_way_to_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

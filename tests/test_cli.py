@@ -44,7 +44,7 @@ BUILD_OPTIONS = """
     --train-on --expand-turns --bos --eos --allow-special --strategy --overflow --max-sequences-per-pack
     --align --packs-multiple --plan-window --homogeneous --on-bad-record
     --on-empty-reply --max-drop-share --eval-fraction --eval-source --eval-strategy --labels --shard-size
-    --compression --workers --seed --config --force --quiet --profile --json
+    --compression --workers --engine --ray-address --seed --config --force --quiet --profile --json
 """.split()
 BUILD_NAMES = """
     output records kept_records dropped_records dropped_by_reason sequences packs bound_packs tokens

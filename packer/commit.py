@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from padless.packer.advice import FLASH_ROWS
+from padless.packer.buckets import BUCKETS_FROM, near
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.engine import Engine
 from padless.packer.extra_columns import group_column, groups_of
@@ -56,8 +57,25 @@ class Facts:
     sources: tuple[SourceInfo, ...]
 
 
+def near_shards(
+    output: str,
+    split: str,
+    plan: PackPlan,
+    lines: SplitLines,
+    gather: Gather,
+    layout: Layout,
+    kept: KeptShards,
+) -> Gather:
+    """The gather, over buckets for the shards that are still to be written where its store is large."""
+    if lines.tokens < BUCKETS_FROM:
+        return gather
+    cuts = cut_shards(plan, lines.lengths, layout)
+    left = [batch for n, shard in enumerate(cuts) if kept.find(split, n) is None for batch in shard]
+    return near(gather, plan, left, output)
+
+
 def write_shards(
-    folder: str,
+    output: str,
     split: str,
     plan: PackPlan,
     lines: SplitLines,
@@ -68,6 +86,7 @@ def write_shards(
     kept: KeptShards,
 ) -> tuple[ShardInfo, ...]:
     """All shards of a split, those that an earlier run finished taken over."""
+    folder = os.path.join(output, split) if split else output
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
     writers, write = engine.shard_writer(folder, cuts, plan, gather, layout, report)

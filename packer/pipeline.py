@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
+from padless.packer.buckets import remove_buckets
+from padless.packer.commit import (
+    Beside,
+    Facts,
+    near_shards,
+    write_beside,
+    write_rest,
+    write_shards,
+    write_splits,
+)
 from padless.packer.config import PackConfig
 from padless.packer.engine import Engine, engine_of
 from padless.packer.errors import ClusterError, DiskFullError, WorkerLostError
@@ -216,7 +225,11 @@ class Build:
         )
         self._done("plan")
         tokens, weights = lay_elements(store)
-        gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
+        gathers: list[Gather] = [gather_of(tokens, weights, split, store.let_go) for split in lines]
+        # Who needs the store no more holds nothing of it.
+        del tokens, weights
+        for split in lines:
+            split.elements = split.elements[:0].copy()
         pieces = [pieces_of(store, n, len(lines), split) for n, split in enumerate(lines)]
         key = self.identity.key()
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage), key)
@@ -276,10 +289,13 @@ class Build:
             return [write_beside(folders[n], pieces[n], plans[n], lines[n], facts) for n in range(len(names))]
 
         try:
+            remove_buckets(output)
+            for n, name in enumerate(names):  # before the sequence table, which has places in memory
+                gathers[n] = near_shards(output, name, plans[n], lines[n], gathers[n], layout, kept)
             with ThreadPoolExecutor(1) as other:
                 # A data set that is there is left whole until the new one's shards are complete.
                 early = other.submit(beside) if fresh else None
-                shards = self._write_shards(folders, plans, lines, gathers, layout, kept)
+                shards = self._write_shards(plans, lines, gathers, layout, kept)
             if not fresh:
                 retract(output)
                 for folder in folders:
@@ -314,7 +330,6 @@ class Build:
 
     def _write_shards(
         self,
-        folders: list[str],
         plans: list[PackPlan],
         lines: list[SplitLines],
         gathers: list[Gather],
@@ -328,10 +343,8 @@ class Build:
             self.report("write", counts)
 
         return [
-            write_shards(folder, name, plan, split, gather, layout, self.engine, count, kept)
-            for folder, name, plan, split, gather in zip(
-                folders, self.identity.splits, plans, lines, gathers, strict=True
-            )
+            write_shards(self.config.output, name, plan, split, gather, layout, self.engine, count, kept)
+            for name, plan, split, gather in zip(self.identity.splits, plans, lines, gathers, strict=True)
         ]
 
     def _facts(self, stage: Tokenizing) -> Facts:

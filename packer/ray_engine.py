@@ -17,12 +17,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
+from padless.packer.ahead import Ahead
 from padless.packer.chunk import ChunkWork
-from padless.packer.engine import Batches
 from padless.packer.errors import ClusterError, InputError, WorkerLostError
-from padless.packer.gather import Gather, StoreGather
+from padless.packer.gather import Gather
+from padless.packer.gather_part import Batches, part_of
 from padless.packer.plan import PackPlan
 from padless.packer.pool import IN_FLIGHT
 from padless.packer.prepared import Prepared, Task
@@ -105,28 +107,27 @@ class RayEngine:
     ) -> None:
         """As `Engine` says; what was prepared here is prepared again where it is finished."""
         self._show(store)
-        todo = _chain(deque(item.task for item in prepared), tasks)
+        ahead = Ahead(chain([item.task for item in prepared], tasks))
         prepared.clear()
         ends = Reserved((Counter(store.used[0]), Counter(store.used[1])))
         ask = self._ray.remote(num_cpus=1, max_retries=RETRIES)(tokenize)
         able = self._ray.put(pack(work))
         seen: dict[int, tuple[str, int, int]] = {}
         running: dict[Any, Chunk] = {}
-        stopped = False
         try:
             while True:
                 most = self._most or IN_FLIGHT * self._count_cores()
-                while not stopped and len(running) < most and (task := next(todo, None)) is not None:
+                while len(running) < most and (task := next(ahead, None)) is not None:
                     job = ChunkJob(task=task, source=_source(task.chunk, seen))
                     running[self._ask(ask, able, pack(job))] = task.chunk
                 if not running:
                     break
                 for done in self._ray.wait(list(running), num_returns=1)[0]:
                     chunk = running.pop(done)
-                    result, size = self._answer(done)
-                    entry = store.write(chunk.index, chunk.source, size, result, ends)
+                    entry = store.write(chunk.index, chunk.source, chunk.size, self._answer(done), ends)
                     report(entry)
-                    stopped = stopped or bool(entry.problems)
+                    if entry.problems:
+                        ahead.stop_at(entry.chunk)
         except BaseException:
             self.cancel()
             raise
@@ -155,18 +156,16 @@ class RayEngine:
         layout: Layout,
         report: Callable[[int], None],
     ) -> tuple[int, Callable[[int, Batches], ShardInfo]]:
-        assert isinstance(gather, StoreGather)  # repack stays on one machine
         ask = self._ray.remote(num_cpus=1, max_retries=RETRIES)(write)
 
         def write_one(number: int, batches: Batches) -> ShardInfo:
-            first, last = batches[0][0], batches[-1][1]
-            offsets = plan.offsets[first : last + 1]
+            part, packs, inside = part_of(gather, plan, batches)
             job = ShardJob(
                 folder=os.path.abspath(folder),
                 number=number,
-                batches=[(start - first, stop - first) for start, stop in batches],
-                offsets=offsets - offsets[0],
-                part=gather.part(plan.order[offsets[0] : offsets[-1]]),
+                part=part,
+                plan=packs,
+                batches=inside,
                 layout=layout,
             )
             info: ShardInfo = self._answer(self._ask(ask, pack(job)))
@@ -214,12 +213,6 @@ class RayEngine:
         if self._is_ours:
             self._ray.shutdown()
             self._is_ours = False
-
-
-def _chain(first: deque[Task], then: Iterator[Task]) -> Iterator[Task]:
-    while first:
-        yield first.popleft()
-    yield from then
 
 
 def _source(chunk: Chunk, seen: dict[int, tuple[str, int, int]]) -> tuple[str, int, int] | None:

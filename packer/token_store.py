@@ -32,6 +32,8 @@ WORK_FILES = (
     "tokens.bin",
     "weights.bin",
     "lines.bin",
+    "buckets.bin",
+    "buckets-weights.bin",
     "journal.jsonl",
     "splits.json",
     "shards.jsonl",
@@ -139,6 +141,7 @@ class ChunkStore:
         self.weights_path = os.path.join(folder, "weights.bin")
         self.lines_path = os.path.join(folder, "lines.bin")
         self.entries: dict[int, Entry] = {}
+        self._maps: list[mmap.mmap] = []
         self.exact_cuts = False
         """How the sources are cut: the numbers of the chunks mean nothing otherwise."""
         journal = os.path.join(folder, "journal.jsonl")
@@ -256,7 +259,17 @@ class ChunkStore:
     def map_tokens(self) -> mmap.mmap | None:
         """All tokens, mapped; None where there are none."""
         size = os.fstat(self._tokens).st_size
-        return mmap.mmap(self._tokens, size, prot=mmap.PROT_READ) if size else None
+        return self._map(self._tokens, size) if size else None
+
+    def _map(self, descriptor: int, size: int) -> mmap.mmap:
+        found = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+        self._maps.append(found)
+        return found
+
+    def let_go(self) -> None:
+        """Take what was read of the mapped files out of this process's memory; the system may keep it."""
+        for found in self._maps:
+            found.madvise(mmap.MADV_DONTNEED)
 
     def publish(self) -> None:
         """Let other machines see what was written, where the folder is on network storage.
@@ -284,7 +297,7 @@ class ChunkStore:
         """The weights (float32, or VALUES of rollouts) of all tokens, mapped; call it where `is_weighted`."""
         size = os.fstat(self._tokens).st_size // 4 * self.weight_bytes
         os.ftruncate(self._weights, size)
-        return mmap.mmap(self._weights, size, prot=mmap.PROT_READ)
+        return self._map(self._weights, size)
 
     def close(self) -> None:
         os.close(self._tokens)

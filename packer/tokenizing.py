@@ -213,7 +213,7 @@ class Tokenizing:
         assert self._first is not None, "a source without a chunk is refused by the walk"
         self._warm_template(work, self._first)
         first = work.prepare(self._first)
-        sample = [text for batch in first.batches for text in batch.parts.texts]
+        sample = [text[:SAMPLE_CHARACTERS] for batch in first.batches for text in batch.parts.texts]
         prepared: deque[Prepared] = deque()
         if todo is not None:
             prepared.append(first if todo is self._first else work.prepare(todo))

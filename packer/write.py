@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from padless.packer.arrow_lists import flat_array, list_array
 from padless.packer.durable import DurableFile
 from padless.packer.gather import Gather
-from padless.packer.plan import PackPlan
+from padless.packer.plan import PackPlan, pack_tokens
 from padless.runtime.format import ColumnInfo, ShardInfo, shard_schema
 
 if TYPE_CHECKING:
@@ -66,9 +66,8 @@ def _value_bytes(kind: str) -> int:
 def cut_shards(plan: PackPlan, lengths: NDArray[np.int32], layout: Layout) -> list[list[tuple[int, int]]]:
     """Packs [start, stop) of each record batch, by shard: filled in order up to the two limits."""
     id_bytes = np.dtype(layout.id_type).itemsize
-    token_ends = np.zeros(len(plan.order) + 1, dtype=np.int64)
-    np.cumsum(lengths[plan.order], out=token_ends[1:])
-    token_ends = token_ends[plan.offsets]  # at pack ends from here on
+    token_ends = np.zeros(len(plan) + 1, dtype=np.int64)
+    np.cumsum(pack_tokens(plan, lengths), out=token_ends[1:])
     byte_ends = np.zeros(len(plan) + 1, dtype=np.int64)
     np.cumsum(layout.pack_bytes(np.diff(token_ends), np.diff(plan.offsets)), out=byte_ends[1:])
     shards: list[list[tuple[int, int]]] = []
@@ -201,6 +200,7 @@ def _batch(
 
     first = int(plan.offsets[start])
     sequences = plan.order[first : int(plan.offsets[stop])]
+    gather = gather.of_batch(start, sequences)
     sequence_offsets = plan.offsets[start : stop + 1] - first
     lengths = gather.lengths[sequences]
     ends = np.zeros(len(sequences) + 1, dtype=np.int64)

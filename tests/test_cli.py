@@ -215,7 +215,7 @@ def on_a_terminal(arguments: list[str]) -> tuple[int, str, str]:
                 seen += data
         except OSError:  # how Linux tells that the other end is closed
             pass
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=300)
     os.close(terminal)
     return process.returncode, out, seen.decode()
 

@@ -29,7 +29,7 @@ from conftest import ROOT
 from ray.cluster_utils import Cluster
 from raying import Gate, cluster_of, wait_until
 
-from padless.packer import ray_engine, ray_tasks
+from padless.packer import commit, ray_engine, ray_tasks
 
 RAY = ("--engine", "ray")
 
@@ -102,6 +102,7 @@ def texts(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("buckets_from", [2**28, 0], ids=["mapped", "in buckets"])
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -112,10 +113,16 @@ def texts(folder: Path) -> Path:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_any_kind_of_data_gives_the_local_engines_bytes(
-    cluster: Cluster, tmp_path: Path, make: Callable[[Path], Path], options: tuple[object, ...]
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], Path],
+    options: tuple[object, ...],
+    buckets_from: int,
 ) -> None:
     source = make(tmp_path / "in")
     facts = built(source, tmp_path / "local", *options)
+    monkeypatch.setattr(commit, "BUCKETS_FROM", buckets_from)
     on_ray = built(source, tmp_path / "ray", *options, *RAY)
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
     changing = ("output", "seconds", "profile")

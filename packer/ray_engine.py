@@ -14,9 +14,11 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, redirect_stdout
 from itertools import chain
 from typing import Any
 
@@ -59,7 +61,8 @@ class RayEngine:
         self._ray: Any = ray
         self._address, self._most = address, most
         self._run: Run = {}
-        self._is_ours = False
+        self._ours = ExitStack()
+        """What to undo once the build has ended, where the connection is ours."""
         self._under_way: set[Any] = set()
         self._cores, self._looked = 0, -LOOK
 
@@ -67,7 +70,6 @@ class RayEngine:
         """Join the cluster, or start one on this machine. InputError where there is none to join."""
         if not self._ray.is_initialized():  # by the program that calls us
             self._connect()
-            self._is_ours = True
         if not self._count_cores():
             raise InputError("the Ray cluster has no CPU to give to a task: start a node with --num-cpus")
 
@@ -81,6 +83,9 @@ class RayEngine:
             host, _, port = address.rpartition(":")
             if port.isdecimal():  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), timeout=ANSWER).close()
+            # Ray prints what it hears of nodes to stdout, where the summary belongs.
+            self._ours.enter_context(redirect_stdout(sys.stderr))
+            self._ours.callback(self._ray.shutdown)
             self._ray.init(address=address, **options)
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -210,9 +215,7 @@ class RayEngine:
 
     def stop(self) -> None:
         """Leave the cluster, which ends what is left of our tasks; one that we started is shut down."""
-        if self._is_ours:
-            self._ray.shutdown()
-            self._is_ours = False
+        self._ours.close()
 
 
 def _source(chunk: Chunk, seen: dict[int, tuple[str, int, int]]) -> tuple[str, int, int] | None:

@@ -305,7 +305,7 @@ def estimate(
     ],
     tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
     max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,
-    limit: Annotated[int, Option(help="Take the first records of each source.")] = 2000,
+    limit: Annotated[int, Option(help="Records to draw at random from each source.")] = 2000,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
         list[str] | None, Option(metavar="ROLE=NAME", help="The column that plays a role.")
@@ -325,12 +325,12 @@ def estimate(
     max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
-    seed: Annotated[int, Option(help="For the resampling behind the errors.")] = 0,
+    seed: Annotated[int, Option(help="For the draw, and the resampling behind the errors.")] = 0,
     as_json: Json = False,
 ) -> None:
     """What it would give at several lengths and strategies, from a sample; nothing is written."""
     from padless.packer.estimate import estimate as run_estimate
-    from padless.packer.estimate import print_estimate
+    from padless.packer.estimate_view import print_estimate
 
     found = run_estimate(
         PackConfig(

@@ -93,7 +93,7 @@ def inspect(
         str | None, Option(help="Instead: the first pack with these words, from --pack on.")
     ] = None,
     browse: Annotated[
-        bool, Option("--browse", help="Go on with n (next), p (previous), a number, or q (quit).")
+        bool, Option("--browse", help="Go on by keys: n (next), p (previous), a number, /words, q.")
     ] = False,
     html: Annotated[
         Path | None, Option(metavar="FILE", help="Write the packs as one page that needs nothing else.")
@@ -104,7 +104,7 @@ def inspect(
 ) -> None:
     """One pack decoded: boundaries, what is trained, where each sequence came from."""
     from padless.packer.find import find_pack
-    from padless.packer.inspect import browse_packs, describe_pack, print_pack
+    from padless.packer.inspect import describe_pack, print_pack
 
     numbers = list(dict.fromkeys(pack or [0]))
     if sequence is not None or row is not None or text is not None:
@@ -125,6 +125,8 @@ def inspect(
         for one in found:
             print_pack(one, console)
         if browse:
+            from padless.packer.browse import browse_packs
+
             browse_packs(folder, found[-1], console, split=split, plan=plan)
 
 

@@ -91,7 +91,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;
 font:.9rem/1.55 ui-monospace,"SF Mono",Menlo,Consolas,monospace;
 background:var(--wash);padding:.9rem 1rem;border-radius:.4rem;margin:.5rem 0}
 pre mark{background:none;color:var(--now);font-weight:650}
-pre mark b,pre b{font-weight:inherit;border-bottom:2px dotted currentColor}
+pre b,b.special{font-weight:inherit;border-bottom:2px dotted currentColor}
 pre .masked{color:var(--quiet)}
 footer{border-top:1px solid var(--rule);margin-top:1rem;padding-top:1rem;padding-bottom:2.5rem}
 @media (max-width:36rem){svg text{font-size:15px}.wide{display:none}header{padding-top:1.5rem}

@@ -124,7 +124,13 @@ def estimate(config: PackConfig) -> dict[str, Any]:
     choice = Choice(split=config.split, subset=config.subset, revision=config.revision)
     files = resolve_sources(config.sources, text_by=config.text_by, choice=choice)
     samples = [
-        draw([file for file in files if file.argument == n], wanted, generator, text_by=config.text_by)
+        draw(
+            [file for file in files if file.argument == n],
+            wanted,
+            generator,
+            text_by=config.text_by,
+            progress=config.progress,
+        )
         for n in range(len(config.sources))
     ]
     parts = _tokenized(config, samples)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from padless.packer.errors import CutError
+from padless.packer.progress import Report, part_of
 from padless.packer.sources import Chunk, SourceFile, read_chunk, walk
 from padless.packer.sources.groups import groups_of, rows_of_group
 from padless.packer.sources.json_array import element_separator
@@ -63,7 +64,12 @@ class _Unseekable(Exception):
 
 
 def draw(
-    files: Sequence[SourceFile], wanted: int, generator: np.random.Generator, *, text_by: str = "line"
+    files: Sequence[SourceFile],
+    wanted: int,
+    generator: np.random.Generator,
+    *,
+    text_by: str = "line",
+    progress: Report | None = None,
 ) -> Sample:
     """`wanted` records of a source's `files`, all where it has no more.
 
@@ -80,7 +86,7 @@ def draw(
                 return _by_seeking(files, wanted, generator, text_by)
         except (_Unseekable, CutError):
             pass
-    return _by_pass(files, wanted, generator, text_by)
+    return _by_pass(files, wanted, generator, text_by, progress)
 
 
 def _some(
@@ -103,10 +109,18 @@ def _some(
     )
 
 
-def _by_pass(files: list[SourceFile], wanted: int, generator: np.random.Generator, text_by: str) -> Sample:
+def _by_pass(
+    files: list[SourceFile],
+    wanted: int,
+    generator: np.random.Generator,
+    text_by: str,
+    progress: Report | None,
+) -> Sample:
     size = sum(file.size for file in files)
     if size > PASSED_BYTES:  # so that what is passed through is no head of the list
         files = [files[at] for at in generator.permutation(len(files)).tolist()]
+    is_compressed = any(file.compression for file in files)
+    read = part_of(progress, "sample", PASSED_BYTES if is_compressed else min(size, PASSED_BYTES))
     kept: list[Chunk] = []
     seen = passed = 0
     for chunk in walk(files, chunk_bytes=BLOCK_BYTES[0], text_by=text_by):
@@ -116,6 +130,7 @@ def _by_pass(files: list[SourceFile], wanted: int, generator: np.random.Generato
         elif (at := int(generator.integers(seen))) < BLOCKS:
             kept[at] = chunk
         passed += _bytes_of(chunk)
+        read(_bytes_of(chunk))
         if passed > PASSED_BYTES:
             break
     kept.sort(key=lambda chunk: chunk.index)

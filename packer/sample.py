@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,7 @@ def _by_groups(files: list[SourceFile], wanted: int, generator: np.random.Genera
         taken = [files[at] for at in chosen.tolist()]
     groups = [group for file in taken for group in groups_of(file.path)]
     of_groups = round(len(groups) * len(files) / len(taken))
+    of_rows = sum(group.rows for group in groups) * len(files) / len(taken)
     picked: list[int] = []
     size = 0
     for at in generator.permutation(len(groups)).tolist():
@@ -196,9 +197,10 @@ def _by_groups(files: list[SourceFile], wanted: int, generator: np.random.Genera
     found = _some(blocks, 2**62, generator, of_groups)
     if not found.rows:
         raise _Unseekable
-    share = len(places) / max(1, count)
-    is_all = share == 1 and len(groups) == of_groups
-    return Sample(**{**vars(found), "records": found.records / share, "how": "all" if is_all else "random"})
+    # A row may hold several records, as NeMo's do.
+    records = of_rows * len(found.rows) / len(places)
+    how = "all" if len(places) == of_rows else "random"
+    return replace(found, records=records, how=how)
 
 
 def _by_seeking(files: list[SourceFile], wanted: int, generator: np.random.Generator, text_by: str) -> Sample:

@@ -140,6 +140,16 @@ def build(
     ] = 512 * 2**20,
     compression: Annotated[str, Option(help="Of the shards: none, zstd, lz4.")] = "none",
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
+    engine: Annotated[
+        str, Option(help="Who works: local (this machine), or ray (tasks of a Ray cluster; padless[ray]).")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        Option(
+            metavar="HOST:PORT",
+            help="Head of the Ray cluster. Default: RAY_ADDRESS, else a cluster of this machine.",
+        ),
+    ] = None,
     seed: Annotated[int, Option(help="For the order of packs and the choice of the validation split.")] = 0,
     config: Annotated[
         Path | None,
@@ -199,6 +209,8 @@ def build(
         shard_size=shard_size,
         compression=compression,
         workers=workers,
+        engine=engine,
+        ray_address=ray_address,
         seed=seed,
         force=force,
         quiet=quiet,

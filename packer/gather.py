@@ -6,7 +6,7 @@ sequence: a copy per sequence, no index per token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +30,9 @@ class Gather(Protocol):
     @property
     def ids(self) -> NDArray[Any] | None:
         """[sequences]: each one's line of the sequence table; None: its own number."""
+
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
+        """The same for the sequences of one record batch alone, whose first pack is `first`."""
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
@@ -65,6 +68,11 @@ class StoreGather:
     """Fragments, of which all but the first token is trained, whatever the store says."""
     is_rollout: bool = False
     """`weights` are VALUES of rollouts."""
+    let_go: Callable[[], None] = lambda: None
+    """Takes what is mapped of the store out of this process's memory until it is touched again."""
+
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
+        return self
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
@@ -91,6 +99,11 @@ class StoreGather:
         """The stored tokens of these sequences, one after the other."""
         return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
 
+    def stored_weights(self, sequences: NDArray[Any]) -> NDArray[Any]:
+        """What is stored beside their tokens: float32 each, or VALUES."""
+        kind = VALUES if self.is_rollout else np.dtype("<f4")
+        return np.frombuffer(self._taken(self.weights, sequences, kind.itemsize), dtype=kind)
+
     @property
     def is_weighted(self) -> bool:
         return self.weights is not None and not self.is_rollout
@@ -100,9 +113,8 @@ class StoreGather:
             column: NDArray[Any] = self.extras[name][sequences]
             return column
         if self.is_rollout:
-            values = np.frombuffer(self._taken(self.weights, sequences, VALUES.itemsize), dtype=VALUES)
-            return np.ascontiguousarray(values[name])
-        found: NDArray[np.float32] = np.frombuffer(self._taken(self.weights, sequences), dtype="<f4").copy()
+            return np.ascontiguousarray(self.stored_weights(sequences)[name])
+        found: NDArray[np.float32] = self.stored_weights(sequences).copy()
         found[found == 0] = 1  # the record gives none
         trained = self.values(sequences) < 0
         if self.cut:  # as in `fill`
@@ -112,11 +124,67 @@ class StoreGather:
         found[~trained] = 0
         return found
 
+    def _elements(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        found: NDArray[np.int32] = self.elements[sequences]
+        return found
+
+    def part(self, sequences: NDArray[Any]) -> GatherPart:
+        """These sequences alone, in this order, without the store's bytes."""
+        ends = np.frombuffer(self.binary.buffers()[1], dtype=np.int64)
+        elements = self.elements[sequences]
+        return GatherPart(
+            begins=ends[elements],
+            lengths=self.lengths[sequences],
+            ids=(sequences if self.ids is None else self.ids[sequences]).astype(np.int64),
+            extras={name: column[sequences] for name, column in self.extras.items()},
+            weight_bytes=0 if self.weights is None else VALUES.itemsize if self.is_rollout else 4,
+            cut=self.cut,
+        )
+
     def _taken(self, binary: pa.Array, sequences: NDArray[Any], size: int = 4) -> pa.Buffer:
         import pyarrow as pa
 
-        elements = self.elements[sequences]
+        elements = self._elements(sequences)
         indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
         taken = binary.take(indexes)
         tokens = int(self.lengths[sequences].sum(dtype=np.int64))
         return taken.buffers()[2].slice(0, tokens * size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherPart:
+    """Some sequences of a store, for somebody who sees its files but shares no memory."""
+
+    begins: NDArray[np.int64]
+    """[sequences]: the first byte of each in the file of tokens."""
+    lengths: NDArray[np.int32]
+    ids: NDArray[np.int64]
+    extras: Mapping[str, NDArray[Any]]
+    weight_bytes: int
+    """What a token takes in the file of weights; 0: there are none."""
+    cut: bool
+
+    def over(self, tokens: Any, weights: Any) -> StoreGather:
+        """The sequences, numbered from 0, over the mapped files (`weights` None: there are none)."""
+        import pyarrow as pa
+
+        # Two edges a sequence, since neighbours here are none in the store; the elements between are unused.
+        ends = self.begins + 4 * self.lengths.astype(np.int64)
+        edges = np.append(np.stack([self.begins, ends], axis=1).reshape(-1), ends.max())
+
+        def laid(data: Any, size: int) -> pa.Array:
+            offsets = pa.py_buffer(edges if size == 4 else edges // 4 * size)
+            return pa.Array.from_buffers(
+                pa.large_binary(), len(edges) - 1, [None, offsets, pa.py_buffer(data)]
+            )
+
+        return StoreGather(
+            laid(tokens, 4),
+            np.arange(0, 2 * len(self.lengths), 2, dtype=np.int32),
+            self.lengths,
+            self.ids,
+            laid(weights, self.weight_bytes) if self.weight_bytes else None,
+            self.extras,
+            cut=self.cut,
+            is_rollout=self.weight_bytes == VALUES.itemsize,
+        )

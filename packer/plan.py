@@ -259,6 +259,16 @@ def most_rows(plan: PackPlan, seq_lengths: ArrayLike, beside: int) -> int:
     return most
 
 
+def pack_tokens(plan: PackPlan, seq_lengths: ArrayLike) -> NDArray[np.int64]:
+    """[packs]: the tokens of each pack, of a plan of whole sequences; [N] lengths in tokens."""
+    lengths = np.asarray(seq_lengths)
+    found = np.zeros(len(plan), dtype=np.int64)
+    for packs, block in _blocks(plan.offsets):
+        begins = plan.offsets[packs] - block.start
+        found[packs] = np.add.reduceat(lengths[plan.order[block]], begins, dtype=np.int64)
+    return found
+
+
 def _check_parts(order: Integers, starts: Integers, taken: Integers, lengths: Integers) -> None:
     """See that the parts of each sequence, put in order, cover it without gap or overlap."""
     _claim(len(starts) == len(taken) == len(order), "starts or lengths miss entries")

@@ -6,7 +6,7 @@ sequence's place in the plan, into Parquet. In memory are some 20 bytes a sequen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -208,18 +208,24 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     """The token file, and that of the weights where there is one, as binary arrays, an element a sequence."""
     import pyarrow as pa
 
-    pieces: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
-    position = 0
+    # Of each chunk at most a gap before it and its sequences: filled in place, it is the largest array here.
+    offsets = np.zeros(1 + sum(1 + entry.lines for entry in store.entries.values()), dtype=np.int64)
+    position, filled = 0, 1
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
         if not entry.tokens:
             continue
         if entry.tokens_at > position:
-            pieces.append(np.array([entry.tokens_at * 4], dtype=np.int64))
+            offsets[filled] = entry.tokens_at * 4
+            filled += 1
         lengths = store.lines_of(entry)["length"]
-        ends = np.cumsum(lengths[lengths > 0], dtype=np.int64)
-        pieces.append((entry.tokens_at + ends) * 4)
+        lengths = lengths[lengths > 0]
+        ends = offsets[filled : filled + len(lengths)]
+        np.cumsum(lengths, out=ends)
+        ends += entry.tokens_at
+        ends *= 4
+        filled += len(lengths)
         position = entry.tokens_at + entry.tokens
-    offsets = np.concatenate(pieces)
+    offsets = offsets[:filled]
     mapped = store.map_tokens()
     data = pa.py_buffer(mapped) if mapped is not None else pa.py_buffer(b"")
 
@@ -231,8 +237,13 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     return laid(data, 4), beside
 
 
-def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> StoreGather:
-    """A split's sequences over what `lay_elements` gave."""
+def gather_of(
+    binary: pa.Array,
+    weights: pa.Array | None,
+    lines: SplitLines,
+    let_go: Callable[[], None] = lambda: None,
+) -> StoreGather:
+    """A split's sequences over what `lay_elements` gave; `let_go` as of `StoreGather`."""
     if lines.fragments is None:
         return StoreGather(
             binary,
@@ -242,6 +253,7 @@ def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> 
             weights,
             lines.extras,
             is_rollout=lines.token_extras is not None,
+            let_go=let_go,
         )
     import pyarrow as pa
 
@@ -258,7 +270,7 @@ def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> 
     if weights is not None:  # laid like the tokens, in a file of their own
         buffers = [None, pa.py_buffer(edges), weights.buffers()[2]]
         weights = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
-    return StoreGather(fragments, elements, lines.lengths, lines.ids, weights, cut=True)
+    return StoreGather(fragments, elements, lines.lengths, lines.ids, weights, cut=True, let_go=let_go)
 
 
 class Places:

@@ -46,6 +46,7 @@ _AS_IT_IS: dict[str, Any] = {
     **{"max_length": INT32_MAX, "align": 1, "packs_multiple": 1, "plan_window": None},
     **{"homogeneous": False, "strategy": "none", "overflow": "drop"},
     **{"on_bad_record": "drop", "max_drop_share": 1.0, "force": False},
+    **{"engine": "local", "ray_address": None},
 }
 """Options of a build of the sample that drops nothing but what no build could keep."""
 

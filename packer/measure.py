@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from padless.packer.cost import causal_pairs
 from padless.packer.lengths import Lengths
 from padless.packer.lines import DROPPED, FRAGMENT, PACK_END, REASONS, STATUSES, TOO_LONG, WHOLE
+from padless.packer.progress import Report, part_of
 from padless.runtime.format import Manifest
 from padless.runtime.reader import Array, PackedReader, Plan, column_to_numpy
 
@@ -78,7 +79,7 @@ class Measured:
     """longest, shortest, least trained and most cut: a few lines of the table each."""
 
 
-def measure(reader: PackedReader, *, window: int | None = None) -> Measured:
+def measure(reader: PackedReader, *, window: int | None = None, progress: Report | None = None) -> Measured:
     """Read the table once; `window` in tokens, of a model's sliding attention.
 
     Raises what `PackedReader.sequence_lines` raises.
@@ -86,6 +87,7 @@ def measure(reader: PackedReader, *, window: int | None = None) -> Measured:
     counting = _Counting(len(reader), len(reader.manifest.sources), window)
     plan = _ByPlan(reader.plan, reader.manifest) if reader.plan is not None else None
     first = 0
+    counted = part_of(progress, "sequences", sum(info.lines for info in reader.manifest.sequence_tables))
     for table in reader.sequence_lines(_COLUMNS):
         lines = {name: column_to_numpy(table.column(name)) for name in _COLUMNS if name not in _WORDS}
         for name in _WORDS:
@@ -96,6 +98,7 @@ def measure(reader: PackedReader, *, window: int | None = None) -> Measured:
             lines = plan.applied(lines, *words)
         counting.add(lines)
         first += len(table)
+        counted(len(table))
     return counting.found()
 
 

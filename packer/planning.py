@@ -24,7 +24,7 @@ from padless.packer.rollouts import enter
 from padless.packer.sources import SourceFile
 from padless.packer.sources.splits import is_for_evaluation
 from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
-from padless.packer.strategies.buckets import plan_lengths
+from padless.packer.strategies.by_length import plan_lengths
 from padless.packer.tables import SplitLines, lay_elements
 from padless.packer.token_store import ChunkStore
 

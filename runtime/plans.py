@@ -136,7 +136,7 @@ def fresh_plan(manifest: Manifest, lengths: Array, strategy: str, *, seed: int, 
     """
     # Planning belongs to the packer; only who replans needs it.
     from padless.packer.strategies import CUTS, STRATEGIES  # noqa: TID251
-    from padless.packer.strategies.buckets import plan_lengths  # noqa: TID251
+    from padless.packer.strategies.by_length import plan_lengths  # noqa: TID251
 
     names = [name for name in STRATEGIES if name not in CUTS]
     if strategy not in names:

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from padless.packer.advice import FLASH_ROWS
 from padless.packer.buckets import BUCKETS_FROM, near
 from padless.packer.durable import sync_folder, write_bytes
+from padless.packer.engine import Engine
 from padless.packer.extra_columns import group_column, groups_of
 from padless.packer.gather import Gather
 from padless.packer.hf_folder import dataset_info, state
@@ -24,7 +24,7 @@ from padless.packer.strategies.groups import group
 from padless.packer.strategies.pricing import linear_bound
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Layout, cut_shards, spare_buffers, write_shard
+from padless.packer.write import Layout, cut_shards
 from padless.runtime.format import (
     MANIFEST,
     FileInfo,
@@ -81,7 +81,7 @@ def write_shards(
     lines: SplitLines,
     gather: Gather,
     layout: Layout,
-    workers: int,
+    engine: Engine,
     report: Callable[[int], None],
     kept: KeptShards,
 ) -> tuple[ShardInfo, ...]:
@@ -89,14 +89,12 @@ def write_shards(
     folder = os.path.join(output, split) if split else output
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
-    writers = min(workers, max(len(cuts), 1))
-    spare = spare_buffers(cuts, plan, lines.lengths, layout, writers)
-    write = partial(write_shard, plan=plan, gather=gather, layout=layout, spare=spare, report=report)
+    writers, write = engine.shard_writer(folder, cuts, plan, gather, layout, report)
 
     def finished(number: int, batches: list[tuple[int, int]]) -> ShardInfo:
         info = kept.find(split, number)
         if info is None:
-            info = write(folder, number, batches)
+            info = write(number, batches)
             kept.add(split, number, info)
         else:
             report(info.tokens)
@@ -109,6 +107,7 @@ def write_shards(
         except BaseException:
             for future in futures:
                 future.cancel()
+            engine.cancel()
             raise
 
 

@@ -24,7 +24,8 @@ from padless.packer.commit import (
     write_splits,
 )
 from padless.packer.config import PackConfig
-from padless.packer.errors import DiskFullError, WorkerLostError
+from padless.packer.engine import Engine, engine_of
+from padless.packer.errors import ClusterError, DiskFullError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import lines_of_split
 from padless.packer.gather import Gather
@@ -58,7 +59,7 @@ from padless.runtime.format import (
     checksum_bytes,
 )
 
-RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
+RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
 
 _LEAST_ROOM = 2**16
@@ -101,7 +102,11 @@ def build(config: PackConfig) -> BuildResult:
     gc.disable()  # millions of records and no cycles among them
     loading = take_loading(tokenizer_folder(config.tokenizer))
     try:
-        return Build(config).run(loading)
+        building = Build(config)
+        try:
+            return building.run(loading)
+        finally:
+            building.engine.stop()
     finally:
         loading.stop()
         if collecting:
@@ -117,6 +122,7 @@ class Build:
         self.profile: dict[str, float] = {}
         self.report = config.progress or (lambda stage, counters: None)
         self.workers = config.workers or len(os.sched_getaffinity(0))
+        self.engine: Engine = engine_of(config, self.workers)
 
     def _done(self, stage: str) -> None:
         now = time.perf_counter()
@@ -131,6 +137,10 @@ class Build:
             text_by=config.text_by,
             choice=Choice(split=config.split, subset=config.subset, revision=config.revision),
         )
+        if not self.engine.is_here:  # other machines work in other folders
+            for file in self.files:
+                if file.data is None and file.revision is None:
+                    file.path = os.path.abspath(file.path)
         check_output(output)
         import pyarrow.compute  # noqa: F401 (in the shadow of the tokenizer's load)
         import pyarrow.parquet  # noqa: F401
@@ -145,6 +155,7 @@ class Build:
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             found.seconds = time.perf_counter() - self.started
             return found
+        self.engine.start()
         made = first_missing(output)
         try:
             folder = WorkFolder(output)
@@ -192,7 +203,7 @@ class Build:
         resumed = len(store.entries)
         if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
             sweep(self.config.output, set())  # another build's shards need no room
-        stage = Tokenizing(self.identity, store, self.workers, self.report, self._done)
+        stage = Tokenizing(self.identity, store, self.engine, self.report, self._done)
         try:
             stage.run(loading)
         except DiskFullError as error:
@@ -332,7 +343,7 @@ class Build:
             self.report("write", counts)
 
         return [
-            write_shards(self.config.output, name, plan, split, gather, layout, self.workers, count, kept)
+            write_shards(self.config.output, name, plan, split, gather, layout, self.engine, count, kept)
             for name, plan, split, gather in zip(self.identity.splits, plans, lines, gathers, strict=True)
         ]
 

@@ -37,6 +37,7 @@ WORK_FILES = (
     "journal.jsonl",
     "splits.json",
     "shards.jsonl",
+    "ray",
 )
 """All that `DIR/.work` ever holds."""
 MOST_PROBLEMS = 20
@@ -266,6 +267,18 @@ class ChunkStore:
         """Take what was read of the mapped files out of this process's memory; the system may keep it."""
         for found in self._maps:
             found.madvise(mmap.MADV_DONTNEED)
+
+    def publish(self) -> None:
+        """Let other machines see what was written, where the folder is on network storage.
+
+        File systems of that kind bring a file to the server when one who has it open closes it; closing a
+        copy will do, and costs nothing elsewhere.
+        """
+        for descriptor, path in ((self._tokens, self.tokens_path), (self._weights, self.weights_path)):
+            try:
+                os.close(os.dup(descriptor))
+            except OSError as error:
+                raise disk_full(error, path, 0) from error
 
     @property
     def is_weighted(self) -> bool:

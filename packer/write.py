@@ -94,10 +94,12 @@ def write_shard(
     layout: Layout,
     spare: SimpleQueue[Buffers],
     report: Callable[[int], None],
+    attempt: str = "",
 ) -> ShardInfo:
     """Write one shard; `report` gets the tokens of each batch as it is done.
 
-    A batch is gathered as soon as there are `spare` buffers, which all writers share.
+    A batch is gathered as soon as there are `spare` buffers, which all writers share. `attempt` (8 hex
+    digits) keeps apart who may be writing the same shard at the same time.
     """
     import pyarrow as pa
 
@@ -106,7 +108,9 @@ def write_shard(
     begin = schema.serialize().size  # the schema is written together with the first batch
     places: list[tuple[int, int]] = []
     tokens = 0
-    with DurableFile(folder, f"shard-{number:05d}", direct=True) as file, ThreadPoolExecutor(1) as gatherer:
+    name = f"shard-{number:05d}"
+    unfinished = f"{name}-{attempt}" if attempt else name
+    with DurableFile(folder, unfinished, direct=True) as file, ThreadPoolExecutor(1) as gatherer:
 
         def gather_one(start: int, stop: int) -> tuple[pa.RecordBatch, int, Buffers]:
             buffers = spare.get()
@@ -139,7 +143,7 @@ def write_shard(
                 stream.write_batch(batch)
                 tokens += count
                 report(count)
-        info = file.commit(lambda checksum: f"shard-{number:05d}-{checksum[5:13]}.arrow")
+        info = file.commit(lambda checksum: f"{name}-{checksum[5:13]}.arrow")
     first, last = batches[0][0], batches[-1][1]
     return ShardInfo(
         file=info.file,

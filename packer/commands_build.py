@@ -10,7 +10,7 @@ from typer import Argument, Context, Option
 from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS
-from padless.packer.options import from_file, numbers, option_of, pairs, scalar, switch
+from padless.packer.options import from_file, numbers, option_of, pack_lengths, pairs, scalar, switch
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
 from padless.packer.terminal import Json, Quiet, Split, console, print_json, wrapping
@@ -41,7 +41,14 @@ def build(
         str | None,
         Option(help="Tokenizer folder (with tokenizer.json), or a model on the Hub. Required."),
     ] = None,
-    max_length: Annotated[int | None, Option(help="Tokens per pack. Required.")] = None,
+    max_length: Annotated[
+        Any,
+        Option(
+            parser=pack_lengths,
+            metavar="TOKENS",
+            help="Tokens per pack. Required. Several (2048,8192): sequences in the shortest that hold them.",
+        ),
+    ] = None,
     output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
@@ -244,7 +251,9 @@ def repack(
             help="Record numbers to leave out, over all DIRs: one a line, or Parquet with a column record.",
         ),
     ] = None,
-    max_length: Annotated[int | None, Option(help="Tokens per pack.")] = None,
+    max_length: Annotated[
+        Any, Option(parser=pack_lengths, metavar="TOKENS", help="Tokens per pack, or several lengths.")
+    ] = None,
     strategy: Annotated[str | None, Option(help=f"{', '.join(STRATEGIES)}.")] = None,
     eval_strategy: Annotated[str | None, Option(help="Strategy of the validation split.")] = None,
     overflow: Annotated[

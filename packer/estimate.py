@@ -222,7 +222,7 @@ def _line(row: Any) -> bytes:
 
 def _plans(config: PackConfig, now: _Population, again: list[_Population]) -> list[dict[str, Any]]:
     """Several strategies and lengths, each with its errors."""
-    choices = choices_around(config.strategy, config.max_length, config.align)
+    choices = choices_around(config.strategy, config.longest, config.align)
     found = []
     for choice in choices:
         rows = [row for some in (now, *again) if (row := _plan(config, some, choice))]

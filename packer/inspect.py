@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padless.packer.errors import InputError
-from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.format import IGNORE_INDEX, length_of_pack
 from padless.runtime.reader import Pack, PackedReader
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Decode = Callable[[list[int]], tuple[str, list[list[int]]]]
-_TABLE_COLUMNS = ("record", "source", "row", "part", "status")
+_TABLE_COLUMNS = ("record", "source", "row", "part", "status", "start")
 _TRAINED, _MASKED, _SPECIAL = "bold green", "dim", " reverse"
 
 
@@ -45,6 +45,7 @@ def describe_pack(
     table = reader.sequence_table(_TABLE_COLUMNS)
     decode = _decoder(folder_tokenizer(reader))
     sequences: list[dict[str, Any]] = []
+    starts = _starts(reader, index % len(reader), len(pack.seq_lengths))
     offset = 0
     for sequence_id, length in zip(pack.sequence_ids.tolist(), pack.seq_lengths.tolist(), strict=True):
         if not 0 <= sequence_id < table.num_rows:
@@ -63,6 +64,7 @@ def describe_pack(
             {
                 "sequence_id": sequence_id,
                 **line,
+                "start": line["start"] + starts[len(sequences)],
                 "source": reader.manifest.sources[line["source"]].path,
                 "offset": offset,
                 "length": length,
@@ -76,16 +78,20 @@ def describe_pack(
     return {
         "pack": index % len(reader),
         "packs": len(reader),
-        "max_length": _max_length(reader),
+        "max_length": length_of_pack(reader.buckets, index % len(reader)),
         "num_tokens": pack.num_tokens,
         "num_targets": pack.num_targets,
         "sequences": sequences,
     }
 
 
-def _max_length(reader: PackedReader) -> int:
-    facts = reader.manifest.statistics if reader.plan is None else reader.plan.facts
-    return int(facts["max_length"])
+def _starts(reader: PackedReader, number: int, sequences: int) -> list[int]:
+    """Where in its stored sequence each one of a pack begins: not at 0 where a plan cuts it."""
+    if reader.plan is None or reader.plan.starts is None:
+        return [0] * sequences
+    first = int(reader.plan.offsets[number])
+    found: list[int] = reader.plan.starts[first : first + sequences].tolist()
+    return found
 
 
 def print_pack(pack: dict[str, Any], console: Console) -> None:
@@ -104,6 +110,7 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
     for sequence in pack["sequences"]:
         end = sequence["offset"] + sequence["length"]
         part = f" part {sequence['part']}" if sequence["part"] else ""
+        part += f" from its token {sequence['start']}" if sequence["start"] else ""
         status = "" if sequence["status"] == "whole" else f" ({sequence['status']})"
         title = (
             f"{visible(sequence['source'])} row {sequence['row']}{part}{status}, "

@@ -352,7 +352,7 @@ class Build:
         return Facts(
             options={**self.identity.options, "formats": formats},
             seed=self.config.seed,
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             cap=self.config.max_sequences_per_pack,
             align=self.config.align,
             tokenizer=self.identity.tokenizer,

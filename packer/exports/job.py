@@ -48,9 +48,18 @@ class Job:
     @property
     def max_length(self) -> int:
         """Tokens of the longest pack there may be."""
-        if self.reader.plan is not None:
-            return int(self.reader.plan.facts["max_length"])
-        return int(self.reader.manifest.statistics["max_length"])
+        return self.reader.buckets[-1].max_length
+
+    def width(self) -> int:
+        """The length that all rows are filled up to; notes where shorter packs are among them."""
+        shorter = [bucket for bucket in self.reader.buckets[:-1] if bucket.packs]
+        if shorter:
+            count, lengths = sum(b.packs for b in shorter), " and ".join(f"{b.max_length:,}" for b in shorter)
+            self.notes.append(
+                f"{count:,} packs of {lengths} tokens are filled up to {self.max_length:,}, since all rows "
+                "of this form are of one length; `pack-dataset repack --max-length` with one spares that."
+            )
+        return self.max_length
 
     @property
     def id_dtype(self) -> np.dtype[Any]:

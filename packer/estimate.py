@@ -153,6 +153,7 @@ def estimate(config: PackConfig) -> dict[str, Any]:
         "sequences": sum(len(part.lengths) for part in parts),
         "tokens": sum(int(part.lengths.sum()) for part in parts),
         "is_sample": is_sample,
+        "max_length": config.max_length,
         "sources": [
             {
                 "source": str(spec),
@@ -169,7 +170,8 @@ def estimate(config: PackConfig) -> dict[str, Any]:
         "of_tokens": with_error(lambda some: some.tokens),
         "tokens_per_sequence": with_error(lambda some: float(some.lengths.mean())),
         "trained_share": now.trained / max(1.0, now.tokens),
-        "sequence_lengths": length_facts(Lengths.of(now.lengths)),
+        "sequence_lengths": length_facts(Lengths.of(now.lengths))
+        | {"max": max(int(part.lengths.max(initial=0)) for part in parts)},
         "padding": {str(size): with_error(_padding_at(size)) for size in BATCH_SIZES},
         "plans": _plans(config, now, again[:RESAMPLES_OF_PLANS]),
     }

@@ -15,15 +15,13 @@ from typing import Protocol
 from padless.packer.chunk import ChunkWork
 from padless.packer.config import PackConfig
 from padless.packer.gather import Gather
+from padless.packer.gather_part import Batches
 from padless.packer.plan import PackPlan
 from padless.packer.pool import run_chunks
 from padless.packer.prepared import Prepared, Task
 from padless.packer.token_store import ChunkStore, Entry
 from padless.packer.write import Layout, spare_buffers, write_shard
 from padless.runtime.format import ShardInfo
-
-Batches = list[tuple[int, int]]
-"""Packs [start, stop) of each record batch of a shard."""
 
 
 class Engine(Protocol):
@@ -47,7 +45,7 @@ class Engine(Protocol):
     ) -> None:
         """Finish the prepared chunks and then all tasks; `report` sees each entry.
 
-        Stops handing out chunks after the first that has problems; those before it are always finished.
+        Stops handing out chunks behind the first that has problems; those before it are always finished.
         """
 
     def shard_writer(

@@ -128,19 +128,6 @@ class StoreGather:
         found: NDArray[np.int32] = self.elements[sequences]
         return found
 
-    def part(self, sequences: NDArray[Any]) -> GatherPart:
-        """These sequences alone, in this order, without the store's bytes."""
-        ends = np.frombuffer(self.binary.buffers()[1], dtype=np.int64)
-        elements = self.elements[sequences]
-        return GatherPart(
-            begins=ends[elements],
-            lengths=self.lengths[sequences],
-            ids=(sequences if self.ids is None else self.ids[sequences]).astype(np.int64),
-            extras={name: column[sequences] for name, column in self.extras.items()},
-            weight_bytes=0 if self.weights is None else VALUES.itemsize if self.is_rollout else 4,
-            cut=self.cut,
-        )
-
     def _taken(self, binary: pa.Array, sequences: NDArray[Any], size: int = 4) -> pa.Buffer:
         import pyarrow as pa
 
@@ -149,42 +136,3 @@ class StoreGather:
         taken = binary.take(indexes)
         tokens = int(self.lengths[sequences].sum(dtype=np.int64))
         return taken.buffers()[2].slice(0, tokens * size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatherPart:
-    """Some sequences of a store, for somebody who sees its files but shares no memory."""
-
-    begins: NDArray[np.int64]
-    """[sequences]: the first byte of each in the file of tokens."""
-    lengths: NDArray[np.int32]
-    ids: NDArray[np.int64]
-    extras: Mapping[str, NDArray[Any]]
-    weight_bytes: int
-    """What a token takes in the file of weights; 0: there are none."""
-    cut: bool
-
-    def over(self, tokens: Any, weights: Any) -> StoreGather:
-        """The sequences, numbered from 0, over the mapped files (`weights` None: there are none)."""
-        import pyarrow as pa
-
-        # Two edges a sequence, since neighbours here are none in the store; the elements between are unused.
-        ends = self.begins + 4 * self.lengths.astype(np.int64)
-        edges = np.append(np.stack([self.begins, ends], axis=1).reshape(-1), ends.max())
-
-        def laid(data: Any, size: int) -> pa.Array:
-            offsets = pa.py_buffer(edges if size == 4 else edges // 4 * size)
-            return pa.Array.from_buffers(
-                pa.large_binary(), len(edges) - 1, [None, offsets, pa.py_buffer(data)]
-            )
-
-        return StoreGather(
-            laid(tokens, 4),
-            np.arange(0, 2 * len(self.lengths), 2, dtype=np.int32),
-            self.lengths,
-            self.ids,
-            laid(weights, self.weight_bytes) if self.weight_bytes else None,
-            self.extras,
-            cut=self.cut,
-            is_rollout=self.weight_bytes == VALUES.itemsize,
-        )

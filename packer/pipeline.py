@@ -290,8 +290,7 @@ class Build:
 
         try:
             remove_buckets(output)
-            # Before the sequence table, which has places in memory. Elsewhere workers map the store.
-            for n, name in enumerate(names if self.engine.is_here else ()):
+            for n, name in enumerate(names):  # before the sequence table, which has places in memory
                 gathers[n] = near_shards(output, name, plans[n], lines[n], gathers[n], layout, kept)
             with ThreadPoolExecutor(1) as other:
                 # A data set that is there is left whole until the new one's shards are complete.

@@ -14,15 +14,19 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, redirect_stdout
+from itertools import chain
 from typing import Any
 
+from padless.packer.ahead import Ahead
 from padless.packer.chunk import ChunkWork
-from padless.packer.engine import Batches
 from padless.packer.errors import ClusterError, InputError, WorkerLostError
-from padless.packer.gather import Gather, StoreGather
+from padless.packer.gather import Gather
+from padless.packer.gather_part import Batches, part_of
 from padless.packer.plan import PackPlan
 from padless.packer.pool import IN_FLIGHT
 from padless.packer.prepared import Prepared, Task
@@ -57,7 +61,8 @@ class RayEngine:
         self._ray: Any = ray
         self._address, self._most = address, most
         self._run: Run = {}
-        self._is_ours = False
+        self._ours = ExitStack()
+        """What to undo once the build has ended, where the connection is ours."""
         self._under_way: set[Any] = set()
         self._cores, self._looked = 0, -LOOK
 
@@ -65,7 +70,6 @@ class RayEngine:
         """Join the cluster, or start one on this machine. InputError where there is none to join."""
         if not self._ray.is_initialized():  # by the program that calls us
             self._connect()
-            self._is_ours = True
         if not self._count_cores():
             raise InputError("the Ray cluster has no CPU to give to a task: start a node with --num-cpus")
 
@@ -79,6 +83,9 @@ class RayEngine:
             host, _, port = address.rpartition(":")
             if port.isdecimal():  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), timeout=ANSWER).close()
+            # Ray prints what it hears of nodes to stdout, where the summary belongs.
+            self._ours.enter_context(redirect_stdout(sys.stderr))
+            self._ours.callback(self._ray.shutdown)
             self._ray.init(address=address, **options)
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -105,28 +112,27 @@ class RayEngine:
     ) -> None:
         """As `Engine` says; what was prepared here is prepared again where it is finished."""
         self._show(store)
-        todo = _chain(deque(item.task for item in prepared), tasks)
+        ahead = Ahead(chain([item.task for item in prepared], tasks))
         prepared.clear()
         ends = Reserved((Counter(store.used[0]), Counter(store.used[1])))
         ask = self._ray.remote(num_cpus=1, max_retries=RETRIES)(tokenize)
         able = self._ray.put(pack(work))
         seen: dict[int, tuple[str, int, int]] = {}
         running: dict[Any, Chunk] = {}
-        stopped = False
         try:
             while True:
                 most = self._most or IN_FLIGHT * self._count_cores()
-                while not stopped and len(running) < most and (task := next(todo, None)) is not None:
+                while len(running) < most and (task := next(ahead, None)) is not None:
                     job = ChunkJob(task=task, source=_source(task.chunk, seen))
                     running[self._ask(ask, able, pack(job))] = task.chunk
                 if not running:
                     break
                 for done in self._ray.wait(list(running), num_returns=1)[0]:
                     chunk = running.pop(done)
-                    result, size = self._answer(done)
-                    entry = store.write(chunk.index, chunk.source, size, result, ends)
+                    entry = store.write(chunk.index, chunk.source, chunk.size, self._answer(done), ends)
                     report(entry)
-                    stopped = stopped or bool(entry.problems)
+                    if entry.problems:
+                        ahead.stop_at(entry.chunk)
         except BaseException:
             self.cancel()
             raise
@@ -155,18 +161,16 @@ class RayEngine:
         layout: Layout,
         report: Callable[[int], None],
     ) -> tuple[int, Callable[[int, Batches], ShardInfo]]:
-        assert isinstance(gather, StoreGather)  # repack stays on one machine
         ask = self._ray.remote(num_cpus=1, max_retries=RETRIES)(write)
 
         def write_one(number: int, batches: Batches) -> ShardInfo:
-            first, last = batches[0][0], batches[-1][1]
-            offsets = plan.offsets[first : last + 1]
+            part, packs, inside = part_of(gather, plan, batches)
             job = ShardJob(
                 folder=os.path.abspath(folder),
                 number=number,
-                batches=[(start - first, stop - first) for start, stop in batches],
-                offsets=offsets - offsets[0],
-                part=gather.part(plan.order[offsets[0] : offsets[-1]]),
+                part=part,
+                plan=packs,
+                batches=inside,
                 layout=layout,
             )
             info: ShardInfo = self._answer(self._ask(ask, pack(job)))
@@ -211,15 +215,7 @@ class RayEngine:
 
     def stop(self) -> None:
         """Leave the cluster, which ends what is left of our tasks; one that we started is shut down."""
-        if self._is_ours:
-            self._ray.shutdown()
-            self._is_ours = False
-
-
-def _chain(first: deque[Task], then: Iterator[Task]) -> Iterator[Task]:
-    while first:
-        yield first.popleft()
-    yield from then
+        self._ours.close()
 
 
 def _source(chunk: Chunk, seen: dict[int, tuple[str, int, int]]) -> tuple[str, int, int] | None:

@@ -9,7 +9,6 @@ process. What goes wrong comes back as a value: Ray would wrap an exception in i
 from __future__ import annotations
 
 import gc
-import mmap
 import os
 import pickle
 import secrets
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from padless.packer.chunk import ChunkResult, ChunkWork
 from padless.packer.errors import ClusterError
-from padless.packer.gather import GatherPart
+from padless.packer.gather_part import Batches, GatherPart
 from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan
 from padless.packer.prepared import Task
@@ -61,11 +60,9 @@ class ShardJob:
 
     folder: str
     number: int
-    batches: list[tuple[int, int]]
-    """Packs [start, stop) of each record batch, from 0."""
-    offsets: NDArray[np.int64]
-    """[packs + 1]: sequences before each pack."""
     part: GatherPart
+    plan: PackPlan
+    batches: Batches
     layout: Layout
 
 
@@ -90,17 +87,15 @@ def versions() -> dict[str, str]:
     return {"padless": code, **{name: version_of(name) for name in LIBRARIES}}
 
 
-def tokenize(run: Run, work: Packed, job: Packed) -> tuple[ChunkResult, int] | Exception:
-    """A chunk's result and the bytes of source that it came from, or why there is none."""
+def tokenize(run: Run, work: Packed, job: Packed) -> ChunkResult | Exception:
+    """A chunk's result, or why there is none."""
 
-    def chunk() -> tuple[ChunkResult, int]:
+    def chunk() -> ChunkResult:
         able = _work(run, work)
         asked: ChunkJob = pickle.loads(job.data)
         if asked.source is not None:
             _check_source(*asked.source)
-        chunk = asked.task.chunk
-        size = max(chunk.stop - chunk.start, len(chunk.payload or b""))
-        return able.finish(able.prepare(asked.task)), size
+        return able.finish(able.prepare(asked.task))
 
     return _guarded(chunk)
 
@@ -111,12 +106,9 @@ def write(run: Run, job: Packed) -> ShardInfo | Exception:
     def shard() -> ShardInfo:
         _check(run)
         asked: ShardJob = pickle.loads(job.data)
-        tokens = _mapped(os.path.join(run["work"], "tokens.bin"))
-        weights = _mapped(os.path.join(run["work"], "weights.bin")) if asked.part.weight_bytes else None
-        gather = asked.part.over(tokens, weights)
-        plan = PackPlan(np.arange(len(gather.lengths), dtype=np.int32), asked.offsets)
-        spare = spare_buffers([asked.batches], plan, gather.lengths, asked.layout, 1)
-        what = (asked.folder, asked.number, asked.batches, plan, gather, asked.layout, spare)
+        gather = asked.part.gather(run["work"])
+        spare = spare_buffers([asked.batches], asked.plan, gather.lengths, asked.layout, 1)
+        what = (asked.folder, asked.number, asked.batches, asked.plan, gather, asked.layout, spare)
         return write_shard(*what, lambda tokens: None, attempt=secrets.token_hex(4))
 
     return _guarded(shard)
@@ -183,9 +175,3 @@ def _check_source(path: str, size: int, changed: int) -> None:
             f"node {socket.gethostname()} does not see the driver's {path} ({found}): sources must be on "
             "storage that every node has at the same path; mount it there and run the same command again"
         )
-
-
-def _mapped(path: str) -> Any:
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b""

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from padless.packer.copies import goes_on
 from padless.packer.durable import DurableFile
+from padless.packer.errors import InputError
 from padless.packer.extra_columns import Judged
 from padless.packer.fragments import Fragments, lines_of_split
 from padless.packer.gather import StoreGather
 from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
-from padless.packer.plan import PackPlan
+from padless.packer.plan import PackPlan, blocks
 from padless.packer.token_store import ChunkStore
 from padless.runtime.format import TableInfo, sequence_table_schema
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 LINES_PER_FILE = 50_000_000
 LINES_PER_GROUP = 2**16
-PACKS_AT_A_TIME = 2**14
-"""So that what is in memory for a moment stays small beside what is kept."""
+MOST_SEQUENCES = 2**31 - 2**20
+"""Their numbers have 32 bits while a folder is written; gaps in the store take numbers too."""
 _ENCODING: dict[str, Any] = {
     "use_dictionary": ["source", "part", "status", "reason", "start", "cut"],
     "column_encoding": {
@@ -192,7 +193,10 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _first_elements(store: ChunkStore) -> dict[int, int]:
-    """chunk -> number of its first sequence's element; elements follow the token file, gaps included."""
+    """chunk -> number of its first sequence's element; elements follow the token file, gaps included.
+
+    Raises InputError where there are more than their type can number.
+    """
     found: dict[int, int] = {}
     element = position = 0
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
@@ -201,6 +205,11 @@ def _first_elements(store: ChunkStore) -> dict[int, int]:
         found[entry.chunk] = element
         element += int((store.lines_of(entry)["length"] > 0).sum())
         position = entry.tokens_at + entry.tokens
+    if element > MOST_SEQUENCES:
+        raise InputError(
+            f"these sources give {element:,} sequences, and a folder holds {MOST_SEQUENCES:,}: build several "
+            "folders from a part of the sources each"
+        )
     return found
 
 
@@ -279,11 +288,11 @@ class Places:
     def __init__(self, plan: PackPlan, lengths: NDArray[np.int32]) -> None:
         self.pack = np.empty(len(lengths), dtype=np.int32)
         self.offset = np.empty(len(lengths), dtype=np.int32)
-        for first in range(0, len(plan), PACKS_AT_A_TIME):
-            offsets = plan.offsets[first : first + PACKS_AT_A_TIME + 1]
-            sequences = plan.order[offsets[0] : offsets[-1]]
+        for here, entries in blocks(plan.offsets):
+            offsets = plan.offsets[here.start : here.stop + 1]
+            sequences = plan.order[entries]
             per_pack = np.diff(offsets)
-            packs = np.arange(first, first + len(per_pack), dtype=np.int32)
+            packs = np.arange(here.start, here.stop, dtype=np.int32)
             self.pack[sequences] = np.repeat(packs, per_pack)
             taken = lengths[sequences]
             starts = np.cumsum(taken, dtype=np.int64) - taken

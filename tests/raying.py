@@ -74,7 +74,7 @@ class Gate:
 
     def __init__(self, folder: Path, first: int = 0) -> None:
         self.folder, self.first = folder, first
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
 
     def held(self, stage: str) -> Callable[..., Any]:
         """`tokenize` or `write` of padless.packer.ray_tasks, that waits before it begins."""

@@ -26,7 +26,7 @@ from building import (
     write_many,
 )
 
-from padless.packer import buckets, commit
+from padless.packer import buckets, commit, engine
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def test_shards_that_an_earlier_run_finished_need_no_buckets(tmp_path: Path) -> 
     source = write_many(tmp_path / "in.jsonl", 4)
     size = ("--shard-size", 60_000, "--workers", 1)
     told = built(source, tmp_path / "wanted", *size)
-    write = commit.write_shard
+    write = engine.write_shard
     done: list[int] = []
 
     def stopped(folder: str, number: int, *rest: Any, **named: Any) -> Any:
@@ -140,7 +140,7 @@ def test_shards_that_an_earlier_run_finished_need_no_buckets(tmp_path: Path) -> 
         done.append(number)
         return write(folder, number, *rest, **named)
 
-    with in_buckets() as seen, patch.object(commit, "write_shard", stopped):
+    with in_buckets() as seen, patch.object(engine, "write_shard", stopped):
         assert build(source, tmp_path / "out", *size).code == 2
     assert {0, 1} <= set(done)
     with in_buckets() as again:

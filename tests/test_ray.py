@@ -29,7 +29,7 @@ from conftest import ROOT
 from ray.cluster_utils import Cluster
 from raying import Gate, cluster_of, wait_until
 
-from padless.packer import ray_engine, ray_tasks
+from padless.packer import commit, ray_engine, ray_tasks
 
 RAY = ("--engine", "ray")
 
@@ -102,6 +102,7 @@ def texts(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("buckets_from", [2**28, 0], ids=["mapped", "in buckets"])
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -112,10 +113,16 @@ def texts(folder: Path) -> Path:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_any_kind_of_data_gives_the_local_engines_bytes(
-    cluster: Cluster, tmp_path: Path, make: Callable[[Path], Path], options: tuple[object, ...]
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], Path],
+    options: tuple[object, ...],
+    buckets_from: int,
 ) -> None:
     source = make(tmp_path / "in")
     facts = built(source, tmp_path / "local", *options)
+    monkeypatch.setattr(commit, "BUCKETS_FROM", buckets_from)
     on_ray = built(source, tmp_path / "ray", *options, *RAY)
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
     changing = ("output", "seconds", "profile")
@@ -152,12 +159,22 @@ import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from raying import Gate
-gate = object.__new__(Gate)
-gate.folder, gate.first = Path({gate!r}), {first}
-with gate.holding({stage!r}):
+with Gate(Path({gate!r}), {first}).holding({stage!r}):
     from padless.packer.cli import main
     main()
 """
+
+
+def driver(cluster: Cluster, gate: Gate, stage: str, arguments: list[str]) -> subprocess.Popen[str]:
+    """The command in a process of its own, whose tasks of a stage wait at the gate."""
+    code = DRIVER.format(tests=str(ROOT / "tests"), gate=str(gate.folder), first=gate.first, stage=stage)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, *RAY, "--ray-address", cluster.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,18 +191,10 @@ def test_a_stopped_driver_goes_on_where_it_was(
     first: int,
     stop: signal.Signals,
 ) -> None:
-    gate = Gate(tmp_path / "gate")
+    gate = Gate(tmp_path / "gate", first)
     output = tmp_path / "out"
-    code = DRIVER.format(tests=str(ROOT / "tests"), gate=str(gate.folder), first=first, stage=stage)
-    command = [sys.executable, "-c", code, *build_arguments(many, output, *SHARDS, *RAY)]
     journal = output / ".work" / ("journal.jsonl" if stage == "tokenize" else "shards.jsonl")
-    with subprocess.Popen(
-        [*command, "--ray-address", cluster.address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with driver(cluster, gate, stage, build_arguments(many, output, *SHARDS)) as process:
 
         def is_halfway() -> bool:
             assert process.poll() is None, process.communicate()
@@ -291,14 +300,15 @@ def test_what_was_lost_is_done_again_and_the_bytes_are_the_same(
     striking = threading.Thread(target=strike)
     striking.start()
     try:
-        with gate.holding(stage):
-            run = build(many, tmp_path / "out", *SHARDS, *RAY)
+        with driver(cluster, gate, stage, build_arguments(many, tmp_path / "out", *SHARDS, "--json")) as one:
+            out, err = one.communicate(timeout=600)
     finally:
         gate.open()
         striking.join()
     assert not trouble, trouble
     assert len([mark for mark in gate.marks if mark.number in lost_tasks]) == 2
-    assert run.code == 0, run.err
+    assert one.returncode == 0, err
+    assert json.loads(out)["packs"] > 0  # and nothing of what Ray says of nodes
     assert files_of(tmp_path / "out") == local
 
 

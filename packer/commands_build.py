@@ -346,6 +346,9 @@ def estimate(
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
     seed: Annotated[int, Option(help="For the draw, and the resampling behind the errors.")] = 0,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the estimate as one page that needs nothing else.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -379,7 +382,14 @@ def estimate(
     )
     with progress(quiet=quiet) as report:
         found = run_estimate(replace(config, progress=report))
+    if html is not None:
+        from padless.packer.estimate_page import estimate_page
+        from padless.packer.page import write_page
+
+        write_page(html, estimate_page(found))
     if as_json:
         print_json(found)
+    elif html is not None:
+        print(f"written to {html}")
     else:
         print_estimate(found, wrapping())

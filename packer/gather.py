@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.rollouts import VALUES
-from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.format import IGNORE_INDEX, IMAGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +65,8 @@ class StoreGather:
     """Fragments, of which all but the first token is trained, whatever the store says."""
     is_rollout: bool = False
     """`weights` are VALUES of rollouts."""
+    images: pa.Array | None = None
+    """What is told of the images of the sequences, in elements like those of the tokens."""
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
@@ -99,6 +101,8 @@ class StoreGather:
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
             return column
+        if name == IMAGES:
+            return self._texts(sequences)
         if self.is_rollout:
             values = np.frombuffer(self._taken(self.weights, sequences, VALUES.itemsize), dtype=VALUES)
             return np.ascontiguousarray(values[name])
@@ -112,11 +116,19 @@ class StoreGather:
         found[~trained] = 0
         return found
 
-    def _taken(self, binary: pa.Array, sequences: NDArray[Any], size: int = 4) -> pa.Buffer:
+    def _texts(self, sequences: NDArray[Any]) -> NDArray[Any]:
+        found = np.full(len(sequences), "", dtype=object)
+        if self.images is not None:
+            found[:] = [item.as_py().decode("ascii") for item in self.images.take(self._indexes(sequences))]
+        return found
+
+    def _indexes(self, sequences: NDArray[Any]) -> pa.Array:
         import pyarrow as pa
 
         elements = self.elements[sequences]
-        indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
-        taken = binary.take(indexes)
+        return pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
+
+    def _taken(self, binary: pa.Array, sequences: NDArray[Any], size: int = 4) -> pa.Buffer:
+        taken = binary.take(self._indexes(sequences))
         tokens = int(self.lengths[sequences].sum(dtype=np.int64))
         return taken.buffers()[2].slice(0, tokens * size)

@@ -33,7 +33,7 @@ from padless.packer.planning import (
 )
 from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
-from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
+from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, lay_images, pieces_of
 from padless.packer.token_store import ChunkStore, WorkFolder, disk_full
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing
@@ -205,7 +205,8 @@ class Build:
         )
         self._done("plan")
         tokens, weights = lay_elements(store)
-        gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
+        images = lay_images(store)
+        gathers: list[Gather] = [gather_of(tokens, weights, split, images) for split in lines]
         pieces = [pieces_of(store, n, len(lines), split) for n, split in enumerate(lines)]
         key = self.identity.key()
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage), key)

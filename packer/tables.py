@@ -75,6 +75,8 @@ class SplitLines:
     """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
     sources: NDArray[np.int32] | None = None
     """[sequences]: the argument that each came from, where packs are homogeneous; None: they are mixed."""
+    is_pictured: bool = False
+    """Whether some sequence has images."""
     times: NDArray[np.int32] | None = None
     """[records]: how often each is packed, 0 where a mix did not draw it; None: once."""
     fragments: Fragments | None = None
@@ -172,6 +174,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
                     ids[split].append(np.arange(here.lines))
                 ids[split].append(here.lines + np.flatnonzero(kept[mine]))
             here.lines += len(about)
+            here.is_pictured = here.is_pictured or bool(about["images"].any())
             accounts[split].add(about, entry.source)
         base += entry.records
     for split, here in enumerate(found):
@@ -196,8 +199,8 @@ def _first_elements(store: ChunkStore) -> dict[int, int]:
     found: dict[int, int] = {}
     element = position = 0
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
-        if entry.tokens and entry.tokens_at > position:
-            element += 1  # what an interrupted run left behind
+        if entry.tokens and (entry.tokens_at > position or store.is_pictured):
+            element += 1  # what an interrupted run left behind, or what is told of images
         found[entry.chunk] = element
         element += int((store.lines_of(entry)["length"] > 0).sum())
         position = entry.tokens_at + entry.tokens
@@ -213,7 +216,7 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
         if not entry.tokens:
             continue
-        if entry.tokens_at > position:
+        if entry.tokens_at > position or store.is_pictured:
             pieces.append(np.array([entry.tokens_at * 4], dtype=np.int64))
         lengths = store.lines_of(entry)["length"]
         ends = np.cumsum(lengths[lengths > 0], dtype=np.int64)
@@ -231,7 +234,27 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     return laid(data, 4), beside
 
 
-def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> StoreGather:
+def lay_images(store: ChunkStore) -> pa.Array | None:
+    """What is told of the images of each sequence, in elements like those of the tokens; None: there are none."""
+    import pyarrow as pa
+
+    mapped = store.map_tokens()
+    if mapped is None or not store.is_pictured:
+        return None
+    pieces: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
+    for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
+        if entry.tokens:
+            lines = store.lines_of(entry)
+            sizes = lines["images"][lines["length"] > 0]
+            pieces.append((entry.tokens_at + entry.tokens) * 4 + np.cumsum([0, *sizes], dtype=np.int64))
+    offsets = np.concatenate(pieces)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(mapped)]
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def gather_of(
+    binary: pa.Array, weights: pa.Array | None, lines: SplitLines, images: pa.Array | None = None
+) -> StoreGather:
     """A split's sequences over what `lay_elements` gave."""
     if lines.fragments is None:
         return StoreGather(
@@ -242,6 +265,7 @@ def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> 
             weights,
             lines.extras,
             is_rollout=lines.token_extras is not None,
+            images=images,
         )
     import pyarrow as pa
 

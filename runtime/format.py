@@ -28,6 +28,7 @@ from padless.runtime.errors import (
     VersionError,
 )
 from padless.runtime.fields import FORMAT_VERSION, load
+from padless.runtime.images import IMAGES, PackedImage, read_images, write_images
 from padless.runtime.manifest import (
     FileInfo,
     Manifest,
@@ -54,6 +55,7 @@ __all__ = [
     "FORMAT_VERSION",
     "ID_LIMITS",
     "IGNORE_INDEX",
+    "IMAGES",
     "LEVELS",
     "MANIFEST",
     "OWN_COLUMNS",
@@ -69,6 +71,7 @@ __all__ = [
     "ManifestError",
     "MissingFileError",
     "NotPackedError",
+    "PackedImage",
     "PadlessError",
     "PlanError",
     "RemoteError",
@@ -91,12 +94,14 @@ __all__ = [
     "open_folder",
     "parse_manifest",
     "parse_type",
+    "read_images",
     "read_manifest",
     "schema_of",
     "sequence_table_schema",
     "shard_columns",
     "shard_schema",
     "split_info",
+    "write_images",
 ]
 
 IGNORE_INDEX = -100

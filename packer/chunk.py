@@ -15,7 +15,8 @@ from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
 from padless.packer.formats.examples import Tokens
-from padless.packer.images import ImageRule, ImageTexts, expand
+from padless.packer.image_rule import ImageRule
+from padless.packer.image_tokens import ImageTexts, expand
 from padless.packer.lines import Problem
 from padless.packer.prepared import Prepared, Task
 from padless.packer.render import Renderer

@@ -17,7 +17,7 @@ from typing import Any
 
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.images import ImageRule, rule_of
+from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.mixing import Mix
 from padless.packer.sources import SourceFile, digest, stamp
 from padless.packer.sources.splits import TRAIN, VALIDATION, is_for_evaluation

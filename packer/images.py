@@ -1,27 +1,19 @@
-"""Images in conversations: found in the records, measured by their headers, given their tokens.
+"""The images of conversations: found in the records, measured, and put where the template looks for them.
 
     {"images": ["cat.jpg"], "messages": [{"role": "user", "content": "<image>What is it?"}, ...]}
-    ->  <|vision_start|> <|image_pad|> x 88 <|vision_end|> What is it?
+    ->  [{"type": "image", "image": "0"}, {"type": "text", "text": "What is it?"}]
 
-How many tokens an image takes follows from its size by the processor's own rule, so no pixel is decoded: the
-template writes one placeholder for each image, and it is repeated once the text is tokenized, as the
-processor does it in the text. Images are whole or not there: a conversation is cut at the ends of turns only.
-Other processors (fixed tiles, learned queries) have other rules; each would be an entry of PROCESSORS.
+Image 0 is kept beside the conversation with its path and grid; templates write a placeholder for it whatever
+it is called. The common spellings are understood; where a record says nothing of a place, images stand before
+the user's first turn, as TRL has them.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from padless.packer.errors import InputError
 from padless.packer.formats.examples import (
     Chat,
     Columns,
@@ -32,112 +24,14 @@ from padless.packer.formats.examples import (
     RecordError,
     Rollout,
 )
-from padless.packer.spans import Spanned, join, take
-from padless.runtime.format import PackedImage, write_images
-
-if TYPE_CHECKING:
-    from padless.packer.prepared import Prepared
-    from padless.packer.tokenizer_files import TokenizerFiles
+from padless.packer.image_rule import ImageRule, image_size
+from padless.runtime.format import PackedImage
 
 COLUMN = ("images", "image")
 """The column of a record's images, as `find` takes it."""
 VIDEOS = ("videos", "video")
 TAG = "<image>"
 """Stands in a text where the next image of the column belongs."""
-PROCESSORS = tuple(f"Qwen2VLImageProcessor{kind}" for kind in ("", "Fast", "Pil"))
-"""Image processors whose rule this is: Qwen2-VL, Qwen2.5-VL and Qwen3-VL share it."""
-PLACEHOLDER = "<|image_pad|>"
-LARGEST_RATIO = 200
-"""Of an image's sides, as the processor refuses it."""
-_TURNED = (5, 6, 7, 8)
-"""EXIF orientations that exchange height and width."""
-_ORIENTATION = 0x0112
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageRule:
-    """How many tokens an image takes, by the size of its pixels."""
-
-    token_id: int
-    patch_size: int
-    merge_size: int
-    min_pixels: int
-    max_pixels: int
-
-    def grid(self, height: int, width: int) -> tuple[int, int, int]:
-        """Patches in time, height and width of an image of so many pixels.
-
-        The rule is smart_resize of Qwen2-VL's image processor: sides become multiples of patch_size *
-        merge_size, and their product lies between min_pixels and max_pixels. Raises RecordError for sides
-        that the processor refuses.
-        """
-        ratio = max(height, width) / min(height, width)
-        if ratio > LARGEST_RATIO:
-            raise RecordError(
-                f"is {height:,} x {width:,} pixels, one side {ratio:,.0f} times the other; the processor takes "
-                f"{LARGEST_RATIO}"
-            )
-        unit = self.patch_size * self.merge_size
-        high, wide = round(height / unit) * unit, round(width / unit) * unit
-        if high * wide > self.max_pixels:
-            factor = math.sqrt(height * width / self.max_pixels)
-            high = max(unit, math.floor(height / factor / unit) * unit)
-            wide = max(unit, math.floor(width / factor / unit) * unit)
-        elif high * wide < self.min_pixels:
-            factor = math.sqrt(self.min_pixels / (height * width))
-            high, wide = (math.ceil(side * factor / unit) * unit for side in (height, width))
-        return 1, high // self.patch_size, wide // self.patch_size
-
-    def tokens(self, grid: tuple[int, int, int]) -> int:
-        """Placeholders for a grid of patches."""
-        return math.prod(grid) // self.merge_size**2
-
-    def recorded(self) -> dict[str, int]:
-        """For the manifest."""
-        return dict(vars(self))
-
-
-def rule_of(files: TokenizerFiles) -> ImageRule | str:
-    """The rule of the processor in a tokenizer's folder; or why there is none."""
-    if "preprocessor_config.json" in files.contents:
-        name = "preprocessor_config.json"
-        config = _object(files, name)
-    elif "processor_config.json" in files.contents:
-        name = "processor_config.json"
-        config = _object(files, name).get("image_processor") or {}
-    else:
-        return f"{files.folder} has no preprocessor_config.json: give the folder of a vision-language model"
-    kind = config.get("image_processor_type")
-    if kind not in PROCESSORS:
-        return f"the image processor in {files.folder} is {kind}; known are {', '.join(PROCESSORS)}"
-    size = config.get("size") or {}
-    facts: dict[str, Any] = {
-        "patch_size": config.get("patch_size", 14),
-        "merge_size": config.get("merge_size", 2),
-        # The older names go first, as in the processor itself.
-        "min_pixels": config.get("min_pixels") or size.get("shortest_edge", 56 * 56),
-        "max_pixels": config.get("max_pixels") or size.get("longest_edge", 28 * 28 * 1280),
-    }
-    for key, value in facts.items():
-        if type(value) is not int or value < 1:
-            raise InputError(f"{files.folder}/{name} has {key} {value!r}; it is a whole number from 1")
-    if config.get("do_resize") is False:
-        return f"the image processor in {files.folder} does not resize (do_resize false)"
-    text = files.config.get("image_token", PLACEHOLDER)
-    token = files.token_id(text) if isinstance(text, str) else None
-    if token is None:
-        return f"the tokenizer in {files.folder} has no token {text}, which stands for images"
-    return ImageRule(token_id=token, **facts)
-
-
-def _object(files: TokenizerFiles, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(files.contents[name])
-        if type(found) is dict:
-            return found
-    except ValueError:
-        pass
-    raise InputError(f"{files.folder}/{name} is no JSON object: copy it again from the model's folder")
 
 
 class Placer:
@@ -162,7 +56,9 @@ class Placer:
             value = row[name] if isinstance(self.rule, ImageRule) else row.get(name)
             given = value if isinstance(value, list) else [] if value in (None, "") else [value]
         if isinstance(self.rule, ImageRule) and any(row.get(column) for column in VIDEOS):
-            raise RecordError("it has a video, which cannot be packed; give its frames as images, or leave it out")
+            raise RecordError(
+                "it has a video, which cannot be packed; give its frames as images, or leave it out"
+            )
 
         def placed(example: Any) -> Any:
             if isinstance(example, Chat):
@@ -193,8 +89,8 @@ class Placer:
         waiting = [part for part in parts if part.get("image") is None]
         if len(waiting) != len(given or ()):
             raise RecordError(
-                f"it has {len(given or ()):,} images and {len(waiting):,} places for them ({TAG}, or parts of "
-                'type "image"): one place for each'
+                f"it has {len(given or ()):,} images and {len(waiting):,} places for them ({TAG}, or parts "
+                'of type "image"): one place for each'
             )
         rest = iter(given or ())
         numbers: dict[int, str] = {}
@@ -265,8 +161,8 @@ def _reference(value: Any, number: int) -> str:
     if isinstance(value, Mapping):
         if value.get("bytes") is not None:
             raise RecordError(
-                f"image {number} lies in the record itself, and packs have references: write it to a file, and "
-                "give its path"
+                f"image {number} lies in the record itself, and packs have references: write it to a file, "
+                "and give its path"
             )
         value = value.get("path") or value.get("url")
     if not isinstance(value, str) or not value:
@@ -283,105 +179,3 @@ def located(image: str, folder: str) -> str:
     if "://" in image or os.path.isabs(image):
         return image
     return f"{folder.rstrip('/')}/{image}" if "://" in folder else os.path.join(folder, image)
-
-
-def image_size(path: str) -> tuple[int, int]:
-    """Height and width of an image file, upright as its EXIF data say, from its header alone.
-
-    Raises RecordError where it cannot be read, InputError without the library that does it.
-    """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError("images are measured with Pillow: pip install 'padless[vlm]'") from None
-    try:
-        if "://" in path:
-            import fsspec
-
-            with fsspec.open(path, "rb") as file, Image.open(file) as image:
-                return _upright(image)
-        with Image.open(path) as image:
-            return _upright(image)
-    except FileNotFoundError:
-        raise RecordError(
-            f"is not there: {path}; relative paths begin where the record's file lies, or at --image-root"
-        ) from None
-    except Exception as error:  # whatever decoders and file systems raise
-        raise RecordError(f"cannot be read: {error}") from None
-
-
-def _upright(image: Any) -> tuple[int, int]:
-    width, height = image.size
-    # Of a PNG without such data in front Pillow would decode the pixels to look behind them.
-    if image.format in ("JPEG", "MPO", "WEBP") or "exif" in image.info:
-        if image.format != "TIFF" and image.getexif().get(_ORIENTATION) in _TURNED:
-            return width, height
-    return height, width
-
-
-def expand(rule: ImageRule, prepared: Prepared, spanned: Spanned, order: list[int]) -> tuple[Spanned, list[int]]:
-    """Encoded examples with each placeholder repeated as its image asks; `order` [texts]: their numbers.
-
-    Examples whose placeholders are not as many as their images become bad records, and are left out.
-    `prepared.images` is told where each image begins.
-    """
-    is_image = spanned.ids == rule.token_id
-    if not is_image.any() and not prepared.images:
-        return spanned, order
-    before = np.concatenate([[0], np.cumsum(is_image)])
-    counts = np.diff(before[spanned.offsets])
-    wanted = np.array([len(prepared.images.get(number, ())) for number in order], dtype=np.int64)
-    if (wrong := np.flatnonzero(counts != wanted)).size:
-        for place in wrong.tolist():
-            prepared.bad(order[place], _mismatch(int(wanted[place]), int(counts[place])))
-            prepared.images.pop(order[place], None)
-        right = np.flatnonzero(counts == wanted).tolist()
-        return expand(rule, prepared, join([take(spanned, n) for n in right]), [order[n] for n in right])
-    images = [image for number in order for image in prepared.images.get(number, ())]
-    repeats = np.ones(len(spanned.ids), dtype=np.int64)
-    repeats[is_image] = [image.tokens for image in images]
-    places = np.concatenate([[0], np.cumsum(repeats)])
-    found = Spanned(
-        np.repeat(spanned.ids, repeats),
-        places[spanned.offsets],
-        spanned.span_text,
-        places[spanned.span_start],
-        places[spanned.span_end],
-    )
-    starts = places[:-1][is_image] - np.repeat(found.offsets[:-1], counts)
-    moved = (replace(image, start=start) for image, start in zip(images, starts.tolist(), strict=True))
-    for number, count in zip(order, counts.tolist(), strict=True):
-        if count:
-            prepared.images[number] = [next(moved) for _ in range(count)]
-    return found, order
-
-
-def _mismatch(images: int, placeholders: int) -> str:
-    if images and not placeholders:
-        return (
-            f"it has {images:,} images, for which the chat template writes no placeholder: give the model's own "
-            "template (--template FILE)"
-        )
-    return f"it has {placeholders:,} placeholders of images in its text, and {images:,} images: one for each"
-
-
-class ImageTexts:
-    """The texts of a chunk's sequences for the column of images, until their lines are final."""
-
-    def __init__(self, prepared: Prepared, lines: NDArray[np.void]) -> None:
-        """Number the lines that have images by their place among the texts, from 1."""
-        self._texts: list[bytes] = []
-        pictured = np.isin(lines["record"], list(prepared.images)) & (lines["length"] > 0)
-        for line in np.flatnonzero(pictured).tolist():
-            length = int(lines["length"][line])
-            mine = [i for i in prepared.images[int(lines["record"][line])] if i.start + i.tokens <= length]
-            self._texts.append(write_images(mine).encode("ascii"))
-            lines["images"][line] = len(self._texts)
-
-    def settle(self, lines: NDArray[np.void]) -> bytes:
-        """The texts of the lines that were kept, one after the other; lines then have their bytes."""
-        mine = np.where(lines["length"] > 0, lines["images"], 0)
-        texts = [self._texts[number - 1] for number in mine[mine > 0].tolist()]
-        lines["images"] = 0
-        lines["images"][mine > 0] = [len(text) for text in texts]
-        return b"".join(texts)

@@ -24,7 +24,8 @@ from padless.packer.formats.examples import (
     Text,
     Tokens,
 )
-from padless.packer.images import COLUMN, ImageRule, Placer, images_in, rule_of
+from padless.packer.image_rule import ImageRule, rule_of
+from padless.packer.images import COLUMN, Placer, images_in
 from padless.packer.lines import EMPTY, NO_VERDICT
 from padless.packer.marks import choose_marks, leaves, mark_plain, split_marked
 from padless.packer.prepared import Batch, Prepared, Task

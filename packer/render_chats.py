@@ -13,7 +13,8 @@ from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.errors import InputError
 from padless.packer.formats.examples import Chat, RecordError
-from padless.packer.images import ImageRule, images_in, rule_of
+from padless.packer.image_rule import ImageRule, rule_of
+from padless.packer.images import images_in
 from padless.packer.locate import located
 from padless.packer.marks import choose_marks, leaves, split_marked
 from padless.packer.prepared import Batch, Prepared
@@ -158,7 +159,9 @@ class ChatRenderer:
                 pieces.append(template.render(chat, marks))
                 kept.append((record, chat))
             except RecordError as error:
-                found.bad(record, str(error))
+                pictured = any(images_in(turn) for turn in chat.messages)
+                hint = "; it has images: give the model's own template (--template FILE)" if pictured else ""
+                found.bad(record, f"{error}{hint}")
         if kept:
             try:
                 self._add(found, kept, "".join(pieces), marks)

@@ -112,6 +112,12 @@ def check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts
                 f"{folder} was tokenized with another tokenizer ({first.tokenizer_fingerprint}) than "
                 f"{config.folders[0]} ({firsts[0].tokenizer_fingerprint}): build it with the same one"
             )
+        rules = [one.options.get("image_rule") for one in (first, firsts[0])]
+        if None not in rules and rules[0] != rules[1]:
+            raise InputError(
+                f"{folder} was built with the image rule {rules[0]}, {config.folders[0]} with {rules[1]}: "
+                "build both with one preprocessor_config.json"
+            )
         if list(splits) != list(folders[0]):
             names = (", ".join(part).strip() or "none" for part in (splits, folders[0]))
             raise InputError(

@@ -235,7 +235,7 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
 
 
 def lay_images(store: ChunkStore) -> pa.Array | None:
-    """What is told of the images of each sequence, in elements like those of the tokens; None: there are none."""
+    """What is told of the images of each sequence, in elements like those of the tokens; None: of none."""
     import pyarrow as pa
 
     mapped = store.map_tokens()

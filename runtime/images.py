@@ -1,6 +1,6 @@
 """What a pack says of its images: a reference, the grid of patches and the place among the tokens of each.
 
-A pack has no pixels. Its column `images` has a text for each sequence, empty where it has no image, else JSON:
+A pack has no pixels. Its column `images` has a text for each sequence, empty where it has none, else JSON:
 
     [{"grid": [1, 16, 22], "image": "photos/cat.jpg", "start": 15, "tokens": 88}]
 
@@ -88,7 +88,7 @@ def read_images(text: str, length: int) -> list[PackedImage]:
 def image_positions(
     lengths: NDArray[np.integer], images: Sequence[Sequence[PackedImage]]
 ) -> NDArray[np.int64]:
-    """[4, T] positions of T tokens of N sequences, each counted from its own start: text, time, height, width.
+    """[4, T] positions of T tokens in N sequences, each from its own start: of text, time, height and width.
 
     `lengths` [N]; `images` those of each sequence. Row 0 counts the tokens, by which transformers tells
     sequences apart; the others are multimodal rotary positions as Qwen2-VL has them (arXiv 2409.12191,

@@ -32,9 +32,10 @@ def with_pixels(
 ) -> VarlenBatch:
     """The batch with `pixel_values` [patches, values], the images one after the other; itself without images.
 
-    `processor` is an image processor of transformers, or a processor that has one; `root` a folder or URL where
-    relative paths begin. `load` gives the picture (PIL, RGB) of a reference, in place of `open_image`. Raises
-    CollateError for an image that cannot be read, or whose grid of patches is not the one that was packed.
+    `processor` is an image processor of transformers, or what has one as `image_processor`; `root` a folder
+    or URL where relative paths begin. `load` gives the picture (PIL, RGB) of a reference, in place of
+    `open_image`. Raises CollateError for an image that cannot be read, or whose grid is not the one that was
+    packed.
     """
     images = batch.get(IMAGES) or []
     if not images:
@@ -61,7 +62,7 @@ def with_pixels(
 
 
 def open_image(image: str, root: str = "") -> Any:
-    """The picture at a path or URL: RGB, upright as its EXIF data say, as transformers' own load_image gives it.
+    """The picture at a path or URL: RGB, upright by its EXIF data, as transformers' load_image gives it.
 
     Raises whatever Pillow and the file system raise.
     """

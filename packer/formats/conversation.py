@@ -3,7 +3,8 @@
     {"from": "gpt", "value": "Hi", "train": false}  ->  {"role": "assistant", "content": "Hi"}, untrained
 
 Both ways of naming the keys are understood, turn by turn. What would be lost in silence is refused instead:
-content that is neither text nor parts of text and images, and flags that sound like a loss mask but are not known.
+content that is neither text nor parts of text and images, and flags that sound like a loss mask but are not
+known.
 """
 
 from __future__ import annotations
@@ -135,11 +136,13 @@ def _renamed(turn: Message, where: str) -> Message:
     content = "" if turn["value"] is None else turn["value"]
     if type(content) is not str:
         content = _content(content, f"{where}.value")
-    if role == CALL and type(content) is not str:
-        raise RecordError(f"{where} is a call with images; a call is text")
     # Of the other keys only those that mean something here: templates know no `from`.
     more = {key: item for key, item in turn.items() if key in REASONING or _is_flag(key, item)}
-    return (_call(content) if role == CALL else {"role": role, "content": content}) | more
+    if role != CALL:
+        return {"role": role, "content": content} | more
+    if type(content) is not str:
+        raise RecordError(f"{where} is a call with images; a call is text")
+    return _call(content) | more
 
 
 def _weight(turn: Message, where: str) -> float:
@@ -204,7 +207,7 @@ def _content(content: Any, where: str) -> str | list[Message]:
 
 
 def _image(part: Message, where: str) -> Message:
-    """A part that is an image, under one name: its path or URL, or nothing where the record has it elsewhere."""
+    """A part that is an image, its path or URL under one name; without, where the record has it elsewhere."""
     if sized := next((name for name in SIZES if part.get(name) is not None), None):
         raise RecordError(
             f"{where} sets {sized} for itself; the size of images follows from preprocessor_config.json, for "

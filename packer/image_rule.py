@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from padless.packer.errors import InputError
 from padless.packer.formats.examples import RecordError
@@ -113,8 +113,8 @@ def _object(files: TokenizerFiles, name: str) -> dict[str, Any]:
     raise InputError(f"{files.folder}/{name} is no JSON object: copy it again from the model's folder")
 
 
-def image_size(path: str) -> tuple[int, int]:
-    """Height and width of an image file, upright as its EXIF data say, from its header alone.
+def image_size(path: str | IO[bytes]) -> tuple[int, int]:
+    """Height and width of an image (path, URL or open file), upright by its EXIF data, from its header alone.
 
     Raises RecordError where it cannot be read, InputError without the library that does it.
     """
@@ -123,7 +123,7 @@ def image_size(path: str) -> tuple[int, int]:
     except ImportError:
         raise InputError("images are measured with Pillow: pip install 'padless[vlm]'") from None
     try:
-        if "://" in path:
+        if isinstance(path, str) and "://" in path:
             import fsspec
 
             with fsspec.open(path, "rb") as file, Image.open(file) as image:

@@ -25,7 +25,8 @@ from padless.packer.formats.examples import (
     Rollout,
 )
 from padless.packer.image_rule import ImageRule, image_size
-from padless.runtime.format import PackedImage
+from padless.packer.sources.embedded import FIELDS, OUTSIDE, UNREADABLE
+from padless.runtime.format import PackedImage, embedded_image
 
 COLUMN = ("images", "image")
 """The column of a record's images, as `find` takes it."""
@@ -41,20 +42,25 @@ class Placer:
     placeholder for it whatever that is.
     """
 
-    def __init__(self, rule: ImageRule | str, folder: str) -> None:
+    def __init__(self, rule: ImageRule | str, folder: str, source: str) -> None:
         self.rule = rule
+        self.source = source
         self.folder = folder
         """Where relative paths begin: a path or a URL."""
         self.found: list[PackedImage] = []
         self._grids: dict[str, tuple[int, int, int]] = {}
 
-    def place(self, found: Converted, row: Mapping[str, Any], columns: Columns) -> Converted:
-        """What a record became, with its images; RecordError for one that cannot be read or has no place."""
+    def place(self, found: Converted, row: Mapping[str, Any], columns: Columns, number: int) -> Converted:
+        """What record `number` of a table became, with its images.
+
+        RecordError for an image that cannot be read or has no place.
+        """
         name = columns.find(row, *COLUMN)
         given: list[Any] | None = None
         if name is not None:
             value = row[name] if isinstance(self.rule, ImageRule) else row.get(name)
             given = value if isinstance(value, list) else [] if value in (None, "") else [value]
+            given = [self._embedded(one, number, name, place) for place, one in enumerate(given)]
         if isinstance(self.rule, ImageRule) and any(row.get(column) for column in VIDEOS):
             raise RecordError(
                 "it has a video, which cannot be packed; give its frames as images, or leave it out"
@@ -112,6 +118,20 @@ class Placer:
                 for turn in messages
             ]
         )
+
+    def _embedded(self, value: Any, number: int, column: str, place: int) -> Any:
+        """An image of a table, by where it lies; anything else as it is."""
+        if not isinstance(value, Mapping) or set(value) != set(FIELDS) or value["height"] == OUTSIDE:
+            return value
+        image = embedded_image(self.source, number, column, place)
+        if value["height"] == UNREADABLE:
+            raise RecordError(f"image {place + 1} ({image}) cannot be read: its bytes are no image")
+        if isinstance(self.rule, ImageRule):
+            try:
+                self._grids[image] = self.rule.grid(value["height"], value["width"])
+            except RecordError as error:
+                raise RecordError(f"image {place + 1} ({image}) {error}") from None
+        return image
 
     def _measured(self, value: Any, number: int) -> PackedImage:
         assert isinstance(self.rule, ImageRule)

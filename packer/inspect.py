@@ -39,6 +39,8 @@ def describe_pack(
     pack = reader[index]
     table = reader.sequence_table(_TABLE_COLUMNS)
     tokenizer = folder_tokenizer(reader)
+    rule = reader.manifest.options.get("image_rule")
+    image = rule.get("token_id") if isinstance(rule, dict) else None
     sequences: list[dict[str, Any]] = []
     offset = 0
     for sequence_id, length in zip(pack.sequence_ids.tolist(), pack.seq_lengths.tolist(), strict=True):
@@ -48,7 +50,7 @@ def describe_pack(
                 f"{table.num_rows} lines: run pack-dataset verify {reader.path}"
             )
         line = {name: table.column(name)[sequence_id].as_py() for name in _TABLE_COLUMNS}
-        segments = _segments(pack, offset, length, tokenizer)
+        segments = _segments(pack, offset, length, tokenizer, image)
         extras = {
             name: pack.extras[name].tolist()[len(sequences)]
             for name, level in pack.extra_levels.items()
@@ -146,14 +148,16 @@ def visible(text: str) -> str:
     )
 
 
-def _segments(pack: Pack, offset: int, length: int, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
-    """The sequence in runs of trained or masked tokens, decoded."""
+def _segments(
+    pack: Pack, offset: int, length: int, tokenizer: Tokenizer | None, image: int | None
+) -> list[dict[str, Any]]:
+    """The sequence in runs of trained or masked tokens, decoded; `image`: the placeholder of images."""
     ids = pack.input_ids[offset : offset + length]
     trained = pack.labels[offset : offset + length] != IGNORE_INDEX
     cuts = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), length]
     return [
         {
-            "text": _decode(ids[start:stop], tokenizer),
+            "text": _decode(ids[start:stop], tokenizer, image),
             "trained": bool(trained[start]),
             "tokens": stop - start,
         }
@@ -161,10 +165,21 @@ def _segments(pack: Pack, offset: int, length: int, tokenizer: Tokenizer | None)
     ]
 
 
-def _decode(ids: Array, tokenizer: Tokenizer | None) -> str:
+def _decode(ids: Array, tokenizer: Tokenizer | None, image: int | None) -> str:
+    """The text of tokens, of an image one placeholder with how often it stands there."""
     if tokenizer is None:
         return " ".join(map(str, ids.tolist()))
-    return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    if image is None:
+        return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    is_image = ids == image
+    cuts = [0, *(np.flatnonzero(np.diff(is_image)) + 1).tolist(), len(ids)]
+    return "".join(
+        f"{tokenizer.decode([image], skip_special_tokens=False)} x {stop - start}"
+        if is_image[start]
+        else tokenizer.decode(ids[start:stop].tolist(), skip_special_tokens=False)
+        for start, stop in zip(cuts, cuts[1:], strict=False)
+        if start < stop
+    )
 
 
 def folder_tokenizer(reader: PackedReader) -> Tokenizer | None:

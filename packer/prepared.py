@@ -28,6 +28,8 @@ class Task(NamedTuple):
     """Number of the split that the source goes to."""
     take: int | None = None
     """Only the first so many records (`limit`)."""
+    name: str = ""
+    """The source's name in the manifest."""
 
 
 class Batch(NamedTuple):

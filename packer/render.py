@@ -77,7 +77,7 @@ class Renderer:
                     raise RecordError(row.message)
                 example = convert(row, self.columns)
                 if placer is not None and isinstance(row, dict):
-                    example = placer.place(example, row, self.columns)
+                    example = placer.place(example, row, self.columns, task.chunk.start + record)
                 if isinstance(example, Rollout):
                     if owners is not None:
                         raise RecordError("a rollout is one answer: leave --expand-turns out")
@@ -113,7 +113,8 @@ class Renderer:
             if not any(isinstance(row, dict) and not columns.isdisjoint(row) for row in rows):
                 return None
         folder = self.config.image_root
-        return Placer(self.image_rule, os.path.dirname(task.chunk.path) if folder is None else folder)
+        folder = os.path.dirname(task.chunk.path) if folder is None else folder
+        return Placer(self.image_rule, folder, task.name)
 
     def _converter(self, name: str, rows: list[Any]) -> Convert:
         if name == "alpaca" and self.chats.template is None:

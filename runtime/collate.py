@@ -23,7 +23,8 @@ from padless.runtime.assemble import MAX_TOKENS, assemble, join
 from padless.runtime.batch import Pack, derived_labels
 from padless.runtime.errors import BatchError, CollateError
 from padless.runtime.format import IGNORE_INDEX
-from padless.runtime.images import IMAGES, image_positions, read_images
+from padless.runtime.image_positions import image_positions
+from padless.runtime.images import IMAGES, read_images
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo
 from padless.runtime.varlen_batch import VarlenBatch
 

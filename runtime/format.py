@@ -28,7 +28,7 @@ from padless.runtime.errors import (
     VersionError,
 )
 from padless.runtime.fields import FORMAT_VERSION, load
-from padless.runtime.images import IMAGES, PackedImage, read_images, write_images
+from padless.runtime.images import IMAGES, PackedImage, embedded_image, read_images, write_images
 from padless.runtime.manifest import (
     FileInfo,
     Manifest,
@@ -90,6 +90,7 @@ __all__ = [
     "checksum_bytes",
     "checksum_file",
     "column_problem",
+    "embedded_image",
     "load_manifest",
     "open_folder",
     "parse_manifest",

@@ -12,15 +12,15 @@ thousandth of what it takes to decode one of them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from padless.runtime.errors import BatchError
 
+_EMBEDDED = re.compile(r"(.*)#(\d+)/([^/]+)/(\d+)", re.DOTALL)
 IMAGES = "images"
 """The column's name."""
 
@@ -30,7 +30,7 @@ class PackedImage:
     """One image of a sequence."""
 
     image: str
-    """The path or URL that the record gives."""
+    """The path or URL that the record gives; of an image in a table what `embedded_image` makes."""
     grid: tuple[int, int, int]
     """Patches in time (1 for an image), height and width, before any are merged: `image_grid_thw`."""
     start: int
@@ -42,6 +42,28 @@ class PackedImage:
     def merge_size(self) -> int:
         """The side of the square of patches that share a token."""
         return isqrt(self.grid[0] * self.grid[1] * self.grid[2] // self.tokens)
+
+
+class Embedded(NamedTuple):
+    """Where an image lies in the records themselves."""
+
+    source: str
+    """The source, as the manifest names it."""
+    row: int
+    column: str
+    number: int
+    """From 0, among the images of the column's cell."""
+
+
+def embedded_image(source: str, row: int, column: str, number: int) -> str:
+    """What stands for an image that lies in a table: `data/train.parquet#12/images/0`."""
+    return f"{source}#{row}/{column}/{number}"
+
+
+def read_embedded(image: str) -> Embedded | None:
+    """Where an image lies in the records; None where it is a path or a URL."""
+    found = _EMBEDDED.fullmatch(image)
+    return None if found is None else Embedded(found[1], int(found[2]), found[3], int(found[4]))
 
 
 def write_images(images: Sequence[PackedImage]) -> str:
@@ -82,31 +104,4 @@ def read_images(text: str, length: int) -> list[PackedImage]:
             f"{IMAGES} has {text[:80]!r} for a sequence of {length} tokens, which does not tell of images "
             f"({problem}); build the folder again"
         ) from None
-    return found
-
-
-def image_positions(
-    lengths: NDArray[np.integer], images: Sequence[Sequence[PackedImage]]
-) -> NDArray[np.int64]:
-    """[4, T] positions of T tokens in N sequences, each from its own start: of text, time, height and width.
-
-    `lengths` [N]; `images` those of each sequence. Row 0 counts the tokens, by which transformers tells
-    sequences apart; the others are multimodal rotary positions as Qwen2-VL has them (arXiv 2409.12191,
-    section 2.1; get_rope_index of transformers): text counts on alike in all three, an image's tokens stand
-    at their place in the grid, and what follows counts on behind the largest of its sides.
-    """
-    total = int(lengths.sum())
-    ends = np.cumsum(lengths, dtype=np.int64)
-    text = np.arange(total, dtype=np.int64) - np.repeat(ends - lengths, lengths)
-    found = np.repeat(text[None], 4, axis=0)
-    for end, length, mine in zip(ends.tolist(), lengths.tolist(), images, strict=True):
-        for image in mine:
-            start = end - length + image.start
-            stop = start + image.tokens
-            times, height, width = image.grid
-            height, width = height // image.merge_size, width // image.merge_size
-            first = int(found[1, start])
-            grid = np.indices((times, height, width)).reshape(3, -1)
-            found[1:, start:stop] = first + grid
-            found[1:, stop:end] -= image.tokens - max(height, width)
     return found

@@ -10,6 +10,7 @@ since its tokens would be another number.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 
 from padless.runtime.errors import CollateError
-from padless.runtime.images import IMAGES
+from padless.runtime.images import IMAGES, read_embedded
 from padless.runtime.varlen_batch import VarlenBatch
 
-__all__ = ["open_image", "with_pixels"]
+__all__ = ["images_in", "open_image", "with_pixels"]
 
 
 def with_pixels(
@@ -68,6 +69,8 @@ def open_image(image: str, root: str = "") -> Any:
     """
     from PIL import Image, ImageOps
 
+    if read_embedded(image) is not None and not os.path.exists(os.path.join(root, image)):
+        raise ValueError("it lies in the records: give load=images_in(dataset)")
     if "://" in image or "://" in root:
         import fsspec
 
@@ -76,3 +79,23 @@ def open_image(image: str, root: str = "") -> Any:
                 return ImageOps.exif_transpose(opened).convert("RGB")
     with Image.open(os.path.join(root, image)) as opened:
         return ImageOps.exif_transpose(opened).convert("RGB")
+
+
+def images_in(dataset: Any) -> Callable[[str], Any]:
+    """For `load` of `with_pixels`: images that lie in the one source that was packed, opened by `datasets`.
+
+    `dataset` gives rows by their number, their images as pictures or as {"bytes", "path"}.
+    """
+    from PIL import Image, ImageOps
+
+    def load(image: str) -> Any:
+        place = read_embedded(image)
+        if place is None:
+            return open_image(image)
+        found = dataset[place.row][place.column]
+        found = found[place.number] if isinstance(found, list) else found
+        if isinstance(found, dict):
+            found = Image.open(io.BytesIO(found["bytes"]))
+        return ImageOps.exif_transpose(found).convert("RGB")
+
+    return load

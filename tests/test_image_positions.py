@@ -18,7 +18,8 @@ from pictures import MODELS, image_processor, picture
 
 from padless.runtime.collate import collate
 from padless.runtime.errors import BatchError, CollateError
-from padless.runtime.images import PackedImage, image_positions, read_images, write_images
+from padless.runtime.image_positions import image_positions
+from padless.runtime.images import PackedImage, read_images, write_images
 from padless.runtime.pixels import open_image, with_pixels
 from padless.runtime.reader import PackedReader
 from padless.runtime.stream import PackedStream

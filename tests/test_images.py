@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from building import (
     assert_verified,
@@ -48,7 +49,11 @@ from padless.packer.image_rule import ImageRule, image_size
 from padless.packer.lines import LINE
 from padless.packer.tables import collect, gather_of, lay_elements, lay_images
 from padless.packer.token_store import ChunkStore, Counter, Reserved
+from padless.runtime.collate import collate
+from padless.runtime.errors import CollateError
 from padless.runtime.format import PackedImage, read_images
+from padless.runtime.images import read_embedded
+from padless.runtime.pixels import images_in, with_pixels
 from padless.runtime.reader import PackedReader
 
 HEAD, TAIL = [START, USER, NEWLINE], [END, NEWLINE]
@@ -109,6 +114,10 @@ def test_each_way_of_naming_images_gives_the_same_tokens_and_references(tmp_path
     for ids, labels in packed(tmp_path, rows):
         assert ids == [*HEAD, *see(6), 11, *TAIL, *ANSWER]
         assert labels == [-100] * (len(ids) - 3) + [20, END, -100]
+    (shard,) = (tmp_path / "packed").glob("shard-*.arrow")
+    raw = pa.ipc.open_stream(shard.read_bytes()).read_all().to_pylist()
+    texts = [text for row in raw for text in row["images"]]
+    assert texts.count('[{"grid":[1,6,4],"image":"0.png","start":4,"tokens":6}]') == 8
     told = images_of(tmp_path / "packed")
     assert {image.image for image in told[0]} == {"0.png"}
     assert all(
@@ -436,6 +445,15 @@ def test_repack_keeps_the_images_with_their_sequences(tmp_path: Path) -> None:
     assert run.code == 2 and not (tmp_path / "wrapped").exists()
 
 
+def test_inspect_writes_a_placeholder_once_for_each_image(tmp_path: Path) -> None:
+    names = pictures(tmp_path, (56, 84))
+    packed(tmp_path, [asks("<image> w10", "w20", images=names)])
+    run = pack("inspect", tmp_path / "packed", "--json")
+    (sequence,) = run.json["sequences"]
+    assert "<|vision_start|><|image_pad|> x 6<|vision_end|> w10" in sequence["text"]
+    assert sequence["text"].count("image_pad") == 1
+
+
 def test_a_plan_gives_the_images_of_its_sequences(tmp_path: Path) -> None:
     names = pictures(tmp_path, (56, 56), (84, 56), (84, 84))
     packed(tmp_path, [asks("<image> w10", "w20", images=[names[n % 3]]) for n in range(12)])
@@ -486,3 +504,69 @@ def test_a_program_gives_the_folder_of_the_images(tmp_path: Path) -> None:
         "token_id": IMAGE_PAD,
         **{name: QWEN25[name] for name in ("patch_size", "merge_size", "min_pixels", "max_pixels")},
     }
+
+
+def rows_of_tables(folder: Path) -> Any:
+    """Records whose images lie in them: one of two images, one of text, one image that is turned."""
+    names = [picture(folder / "0.png", 56, 84), picture(folder / "1.jpg", 84, 56)]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(folder / "1.jpg").save(folder / "2.jpg", exif=exif)
+    held = [{"bytes": (folder / name).read_bytes(), "path": None} for name in (*names, "2.jpg")]
+    turns = [asks("<image> w10 <image>", "w20"), asks("w11", "w20"), asks("<image> w12", "w20")]
+    columns = [row["messages"] for row in turns]
+    return {"messages": columns, "images": [held[:2], [], held[2:]]}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "object", "typeless"])
+def test_images_in_a_table_are_measured_and_referred_to_by_their_place(tmp_path: Path, kind: str) -> None:
+    content = rows_of_tables(tmp_path)
+    dataset = datasets.Dataset.from_dict(content)
+    if kind != "typeless":
+        dataset = dataset.cast_column("images", datasets.List(datasets.Image()))
+    source: Any = str(tmp_path / "rows.parquet")
+    if kind == "arrow":
+        source = str(tmp_path / "saved")
+        dataset.save_to_disk(source)
+    elif kind == "object":
+        source = dataset
+    else:
+        dataset.to_parquet(source)
+    tokenizer = vision_tokenizer(tmp_path / "tokenizer")
+    output = str(tmp_path / "packed")
+    pack_dataset(PackConfig(sources=(source,), tokenizer=str(tokenizer), max_length=64, output=output))
+    assert_verified(Path(output))
+    ids = {number: ids for number, (ids, _) in sequences_of(Path(output)).items()}
+    assert ids[0] == [*HEAD, *see(6), 10, *see(6), *TAIL, *ANSWER]
+    told = images_of(Path(output))
+    assert [image.grid for image in told[0]] == [(1, 6, 4), (1, 4, 6)]
+    assert told[1] == [] and told[2][0].grid == (1, 6, 4)  # upright
+    places = [read_embedded(image.image) for image in (*told[0], *told[2])]
+    assert [place[1:] for place in places if place] == [(0, "images", 0), (0, "images", 1), (2, "images", 0)]
+    name = PackedReader(output).manifest.sources[0].path
+    assert {place.source for place in places if place} == {name}
+    batch = collate(list(PackedReader(output)))
+    with pytest.raises(CollateError, match=r"give load=images_in\(dataset\)"):
+        with_pixels(batch, image_processor(QWEN25))
+    found = with_pixels(batch, image_processor(QWEN25), load=images_in(dataset))
+    assert len(found["pixel_values"]) == 18 * 4
+
+
+def test_a_table_of_single_images_and_paths_is_read_too(tmp_path: Path) -> None:
+    held = rows_of_tables(tmp_path)["images"]
+    rows = {
+        "messages": [asks("<image>", "w20")["messages"], asks("w10", "w20")["messages"]] * 2,
+        "image": [held[0][0], None, {"bytes": None, "path": "0.png"}, None],
+    }
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
+    built(tmp_path / "rows.parquet", tmp_path / "packed", *with_tokenizer(tmp_path))
+    assert [[i.image for i in mine] for _, mine in sorted(images_of(tmp_path / "packed").items())] == [
+        *(["rows.parquet#0/image/0"], [], ["0.png"], [])
+    ]
+
+
+def test_bytes_that_are_no_image_are_refused(tmp_path: Path) -> None:
+    rows = {"messages": [asks("<image>", "w20")["messages"]], "images": [[{"bytes": b"text", "path": None}]]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
+    run = build(tmp_path / "rows.parquet", tmp_path / "out", *with_tokenizer(tmp_path))
+    assert run.code == 2 and "image 1 (rows.parquet#0/images/0) cannot be read" in run.err

@@ -15,6 +15,7 @@ from typing import Any
 from padless.packer.errors import InputError, SourceLostError
 from padless.packer.hub import lost, open_random
 from padless.packer.sources.chunks import Chunk, CutOptions, Piece, Records, chunk_data
+from padless.packer.sources.embedded import measured
 from padless.packer.sources.nemo_rows import is_nemo, sequences
 from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
@@ -39,6 +40,9 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
             undecoded = (
                 stream.undecoded if isinstance(stream, RowStream) else undecoded_of_schema(batch.schema)
             )
+            if options.images:
+                batch, images = measured(batch)
+                undecoded = {name: kind for name, kind in undecoded.items() if name not in images}
             if undecoded:
                 batch = without(batch, undecoded)
             if is_nemo(batch.schema):

@@ -123,9 +123,32 @@ def qwen3_vl(seed: int = 0) -> Any:
     return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=_TEXT, vision_config=vision, **_IDS))
 
 
+def qwen2_vl(seed: int = 0) -> Any:
+    """A tiny random Qwen2-VL."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    vision = {**_VISION, "embed_dim": 32, "mlp_ratio": 1, "patch_size": 14}
+    torch.manual_seed(seed)
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=_TEXT, vision_config=vision, **_IDS))
+
+
+def qwen3_vl_moe(seed: int = 0) -> Any:
+    """A tiny random Qwen3-VL with experts."""
+    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+
+    vision = {**_VISION, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    text = {**_TEXT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    torch.manual_seed(seed)
+    return Qwen3VLMoeForConditionalGeneration(
+        Qwen3VLMoeConfig(text_config=text, vision_config=vision, **_IDS)
+    )
+
+
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "qwen2_vl": (qwen2_vl, QWEN25),
     "qwen2_5_vl": (qwen25_vl, QWEN25),
     "qwen3_vl": (qwen3_vl, QWEN3),
+    "qwen3_vl_moe": (qwen3_vl_moe, QWEN3),
 }
 """Family -> how to make its model, and its processor."""
 

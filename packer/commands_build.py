@@ -97,6 +97,9 @@ def build(
     template_arg: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="A variable for the chat template.")
     ] = None,
+    image_root: Annotated[
+        str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
+    ] = None,
     system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
     train_on: Annotated[
         str,
@@ -193,6 +196,7 @@ def build(
         template_args={
             name: scalar(value) for name, value in pairs(template_arg, "--template-arg", "NAME=VALUE").items()
         },
+        image_root=image_root,
         system=system,
         train_on=train_on,
         expand_turns=expand_turns,
@@ -337,6 +341,9 @@ def estimate(
         str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
     ] = "line",
     template: Annotated[str | None, Option(help="Chat template, as for build.")] = None,
+    image_root: Annotated[
+        str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
+    ] = None,
     system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
     train_on: Annotated[str, Option(help="auto, all, completion, assistant, last.")] = "auto",
     expand_turns: Annotated[
@@ -372,6 +379,7 @@ def estimate(
         revision=revision,
         text_by=text_by,
         template=template,
+        image_root=image_root,
         system=system,
         train_on=train_on,
         expand_turns=expand_turns,

@@ -30,6 +30,7 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2*
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)?\s*", re.IGNORECASE)
 NOT_RECORDED = frozenset(
     ("sources", "eval_sources", "split", "subset", "revision", "tokenizer", "template", "output", "workers")
+    + ("image_root",)
     + ("force", "progress", "engine", "ray_address")
     # These stand in the manifest as `mix`, by source.
     + ("weights", "max_records", "max_tokens", "mix_by", "mix_target", "max_repeats")
@@ -85,6 +86,8 @@ class PackConfig:
     """A file, or the name of a built-in template; None: the tokenizer's own."""
     template_args: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     """Variables for the chat template."""
+    image_root: str | None = None
+    """Folder or URL where relative paths of images begin; None: where the record's file lies."""
     system: str | None = None
     """A system turn put before chats that have none."""
     train_on: str = "auto"
@@ -145,7 +148,7 @@ class PackConfig:
             object.__setattr__(self, name, tuple(value))
         for name in ("tokenizer", "output", "text_by", "train_on", "bos", "eos"):
             self._instance(name, str, "text")
-        for name in ("template", "system", "split", "subset", "revision"):
+        for name in ("template", "system", "split", "subset", "revision", "image_root"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
         for name in ("allow_special", "expand_turns", "homogeneous", "force"):

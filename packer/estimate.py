@@ -8,6 +8,7 @@ Each source counts by the records it has; the errors are half of a 95 % interval
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,6 +60,8 @@ def estimate(config: PackConfig) -> dict[str, Any]:
     generator = np.random.Generator(np.random.PCG64(config.seed))
     choice = Choice(split=config.split, subset=config.subset, revision=config.revision)
     files = resolve_sources(config.sources, text_by=config.text_by, choice=choice)
+    if config.image_root is None:  # the sample lies elsewhere
+        config = replace(config, image_root=os.path.dirname(files[0].path))
     samples = [
         draw(
             [file for file in files if file.argument == n],

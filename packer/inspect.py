@@ -44,6 +44,8 @@ def describe_pack(
     pack = reader[index]
     table = reader.sequence_table(_TABLE_COLUMNS)
     decode = _decoder(folder_tokenizer(reader))
+    rule = reader.manifest.options.get("image_rule")
+    image = rule.get("token_id") if isinstance(rule, dict) else None
     sequences: list[dict[str, Any]] = []
     starts = _starts(reader, index % len(reader), len(pack.seq_lengths))
     offset = 0
@@ -54,7 +56,7 @@ def describe_pack(
                 f"{table.num_rows} lines: run pack-dataset verify {reader.path}"
             )
         line = {name: table.column(name)[sequence_id].as_py() for name in _TABLE_COLUMNS}
-        segments = _segments(pack, offset, length, decode)
+        segments = _segments(pack, offset, length, decode, image)
         extras = {
             name: pack.extras[name].tolist()[len(sequences)]
             for name, level in pack.extra_levels.items()
@@ -154,14 +156,19 @@ def pieces(run: dict[str, Any], begin: int = 0, end: int | None = None) -> Itera
         yield text[at:], False
 
 
-def _segments(pack: Pack, offset: int, length: int, decode: Decode) -> list[dict[str, Any]]:
-    """The sequence in runs of trained or masked tokens, decoded."""
+def _segments(
+    pack: Pack, offset: int, length: int, decode: Decode, image: int | None
+) -> list[dict[str, Any]]:
+    """The sequence in runs of trained or masked tokens, decoded; of an image (`image`) one placeholder."""
     ids = pack.input_ids[offset : offset + length]
     trained = pack.labels[offset : offset + length] != IGNORE_INDEX
     cuts = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), length]
     found = []
     for start, stop in zip(cuts, cuts[1:], strict=False):
-        text, special = decode(ids[start:stop].tolist())
+        some = ids[start:stop]
+        if image is not None:
+            some = some[np.append(True, (some[1:] != image) | (some[:-1] != image))]
+        text, special = decode(some.tolist())
         found.append(
             {"text": text, "special": special, "trained": bool(trained[start]), "tokens": stop - start}
         )

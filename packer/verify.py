@@ -18,8 +18,10 @@ import numpy as np
 from padless.packer.errors import InputError
 from padless.packer.progress import Report, part_of
 from padless.packer.verify_constraints import keeps_constraints
+from padless.packer.verify_images import images_of_placeholders
 from padless.runtime.format import (
     IGNORE_INDEX,
+    IMAGES,
     MANIFEST,
     FormatError,
     Manifest,
@@ -110,6 +112,8 @@ def verify(
             if checks[-2].ok:
                 stored = table["pack"]
                 checks.append(_check("constraints", lambda: keeps_constraints(reader, table, stored)))
+                if any(column.name == IMAGES for column in packs.extras):
+                    checks.append(_check("images", lambda: images_of_placeholders(reader)))
             if plan is not None:
                 checks.append(_check(f"plan {plan}", lambda: _plan(folder, plan, table)))
             if model is not None:

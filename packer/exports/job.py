@@ -21,7 +21,7 @@ from padless.packer.exports.rows import Array, Rows, rows_of
 from padless.packer.extra_columns import WEIGHTS
 from padless.packer.hf_folder import dataset_info, state
 from padless.packer.tokenizer_files import TokenizerFiles, read_files
-from padless.runtime.format import IGNORE_INDEX, FileInfo
+from padless.runtime.format import IGNORE_INDEX, IMAGES, FileInfo
 from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
@@ -85,6 +85,7 @@ class Job:
         """The folder's packs, counted. InputError for what would train differently in this form."""
         for rows in rows_of(self.reader):
             if not self.further_columns:
+                self._check_images(rows)
                 self._check_weights(rows)
             yield rows
             self.counts["packs"] += len(rows.sequences)
@@ -103,6 +104,13 @@ class Job:
                 f"{self.reader.path} has trained tokens whose loss weighs {others[0]:g}, and this form has "
                 "no place for weights: they would be trained at 1. Export to unpacked, parquet or axolotl, "
                 "which keep the column, or build from records without weights"
+            )
+
+    def _check_images(self, rows: Rows) -> None:
+        if IMAGES in rows.extras:
+            raise InputError(
+                f"{self.reader.path} has images, and this form has no place to say which: their placeholders "
+                "would be all that is left. Export to unpacked or parquet, which keep the column"
             )
 
     def left_behind(self) -> str | None:

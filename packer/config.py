@@ -236,11 +236,6 @@ class PackConfig:
             return
         if not isinstance(address, str) or not address:
             raise OptionError(f"ray_address must be HOST:PORT of a Ray cluster's head, got {address!r}")
-        if "://" in address:
-            raise OptionError(
-                f"ray_address {address}: Ray Client has no part in the cluster's storage; run the build on a "
-                "node of the cluster (ray job submit) and give HOST:PORT of its head"
-            )
         if self.engine != "ray":
             raise OptionError(f"ray_address {address} is for engine ray; give both")
 

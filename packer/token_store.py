@@ -179,7 +179,8 @@ class ChunkStore:
             self.exact_cuts = rows[0]["exact_cuts"]
             # Read chunk after chunk, not mapped: a large store would stay in memory when it has been seen.
             for entry in (Entry(**row) for row in rows[1:]):
-                mine = _read_at(self.tokens_path, np.dtype("<i4"), entry.tokens_at, entry.tokens + entry.behind)
+                stored = entry.tokens + entry.behind
+                mine = _read_at(self.tokens_path, np.dtype("<i4"), entry.tokens_at, stored)
                 about = _read_at(self.lines_path, LINE, entry.lines_at, entry.lines)
                 size, weighing = entry.weighted, None
                 if size:

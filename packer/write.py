@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 32 * 2**20
 """Token bytes of a record batch, at most (or one pack)."""
+STRING_BYTES = 96
+"""What a text at sequence level takes, about."""
 SLICE_TOKENS = 2**18
 """Tokens gathered at a time: temporaries stay in a core's own cache."""
 
@@ -59,6 +61,8 @@ class Layout:
 
 def _value_bytes(kind: str) -> int:
     """`list<float32>` -> 4, `list<fixed_size_list<float32, 8>>` -> 32."""
+    if kind == "list<string>":
+        return STRING_BYTES
     inner, _, count = kind[5:-1].removeprefix("fixed_size_list<").removesuffix(">").partition(", ")
     return np.dtype(inner).itemsize * int(count or 1)
 

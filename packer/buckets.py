@@ -178,6 +178,9 @@ def _fill(
     finally:
         for writer in writers:
             writer.close()
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()  # what windows were taken into
     whole = replace(gather, binary=None, weights=None, elements=np.zeros(0, np.int32))
     return BucketGather(whole=whole, tokens=stored, weights=beside)
 

@@ -53,6 +53,41 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "megatron": Trainer(needs=("megatron-core==0.16.1",), tests=("test_trainers_megatron",)),
     "olmo-core": Trainer(needs=("ai2-olmo-core==3.0.0",), tests=("test_trainers_olmo_core",)),
+    "llamafactory": Trainer(
+        needs=(
+            *("transformers==5.6.0", "tokenizers>=0.22", "huggingface_hub>=1.3", "datasets==4.0.0"),
+            *("accelerate==1.11.0", "peft==0.18.1", "trl==0.24.0", "einops", "omegaconf", "scipy"),
+            *("tyro<0.9", "matplotlib", "sse-starlette", "fire", "hf-transfer", "av<=16", "pillow"),
+            *("torchdata==0.11.0", "sentencepiece", "protobuf", "tiktoken"),
+        ),
+        bare=("llamafactory==0.9.5",),
+        tests=("test_trainers_llamafactory",),
+    ),
+    "axolotl": Trainer(
+        needs=(
+            *("transformers==5.16.1", "tokenizers==0.23.1", "huggingface_hub==1.17.0", "datasets==4.8.4"),
+            *("accelerate==1.13.0", "peft==0.20.0", "trl==1.9.0", "pydantic==2.12.5"),
+            *("typing-extensions==4.15.0", "packaging==26.0", "typer==0.25.1", "numpy>=2.1"),
+            *("addict", "fire", "einops", "colorama", "scipy", "art", "python-dotenv==1.0.1"),
+            *("posthog==6.7.11", "fastcore", "langdetect==1.0.9", "immutabledict==4.2.0", "sentencepiece"),
+            *("schedulefree==1.4.1", "requests", "tensorboard", "evaluate==0.4.1", "triton==3.9.0", "wandb"),
+            *("PyYAML==6.0.3", "mistral-common==1.11.5", "zstandard==0.22.0", "kernels<0.17,>=0.16"),
+            *("axolotl-contribs-mit==0.0.6", "axolotl-contribs-lgpl==0.0.7", "nvidia-ml-py==12.560.30"),
+        ),
+        bare=("axolotl==0.19.0", "bitsandbytes==0.50.2", "torchao==0.17.0"),
+        tests=("test_trainers_axolotl",),
+    ),
+    "grain": Trainer(needs=("grain==0.2.18",), tests=("test_trainers_grain",)),
+    "torchtune": Trainer(
+        needs=(
+            *("torchao==0.17.0", "torchdata==0.11.0", "omegaconf", "tiktoken", "sentencepiece", "blobfile"),
+            *("kagglehub", "pillow", "psutil"),
+        ),
+        bare=("torchtune==0.6.1",),
+        tests=("test_trainers_torchtune",),
+    ),
+    "automodel": Trainer(bare=("nemo-automodel==0.7.0",), tests=("test_trainers_automodel",)),
+    "trl": Trainer(needs=("trl==1.16.0",), tests=("test_trl",)),
 }
 
 

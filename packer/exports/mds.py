@@ -17,8 +17,8 @@ def _write(job: Job) -> None:
         from streaming import MDSWriter
     except ImportError:
         raise InputError(
-            "export --to mds needs mosaicml-streaming: pip install mosaicml-streaming (best into an environment "
-            "of its own, it asks for old versions of much), or take --to parquet"
+            "export --to mds needs mosaicml-streaming: pip install mosaicml-streaming (best into an "
+            "environment of its own, it asks for old versions of much), or take --to parquet"
         ) from None
     kinds = {
         "input_ids": f"ndarray:{job.id_dtype.name}",

@@ -88,6 +88,7 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "automodel": Trainer(bare=("nemo-automodel==0.7.0",), tests=("test_trainers_automodel",)),
     "trl": Trainer(needs=("trl==1.16.0",), tests=("test_trl",)),
+    "trl-current": Trainer(needs=("trl>=1.16", "transformers>=5", "accelerate>=1"), tests=("test_trl",)),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,10 @@ from typer import Argument, Context, Option
 from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS
-from padless.packer.options import from_file, numbers, option_of, pairs, scalar, switch
+from padless.packer.options import from_file, numbers, option_of, pack_lengths, pairs, scalar, switch
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
-from padless.packer.terminal import Json, Split, console, print_json, wrapping
+from padless.packer.terminal import Json, Quiet, Split, console, print_json, wrapping
 
 if TYPE_CHECKING:
     from padless.packer.pipeline import BuildResult
@@ -42,7 +41,14 @@ def build(
         str | None,
         Option(help="Tokenizer folder (with tokenizer.json), or a model on the Hub. Required."),
     ] = None,
-    max_length: Annotated[int | None, Option(help="Tokens per pack. Required.")] = None,
+    max_length: Annotated[
+        Any,
+        Option(
+            parser=pack_lengths,
+            metavar="TOKENS",
+            help="Tokens per pack. Required. Several (2048,8192): sequences in the shortest that hold them.",
+        ),
+    ] = None,
     output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
@@ -90,6 +96,9 @@ def build(
     ] = None,
     template_arg: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="A variable for the chat template.")
+    ] = None,
+    image_root: Annotated[
+        str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
     ] = None,
     system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
     train_on: Annotated[
@@ -141,6 +150,16 @@ def build(
     ] = 512 * 2**20,
     compression: Annotated[str, Option(help="Of the shards: none, zstd, lz4.")] = "none",
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
+    engine: Annotated[
+        str, Option(help="Who works: local (this machine), or ray (tasks of a Ray cluster; padless[ray]).")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        Option(
+            metavar="HOST:PORT",
+            help="Head of the Ray cluster. Default: RAY_ADDRESS, else a cluster of this machine.",
+        ),
+    ] = None,
     seed: Annotated[int, Option(help="For the order of packs and the choice of the validation split.")] = 0,
     config: Annotated[
         Path | None,
@@ -153,7 +172,7 @@ def build(
 ) -> None:
     """Tokenize and pack SOURCE... into the folder --output."""
     from padless.packer.pipeline import build as run_build
-    from padless.packer.summary import progress
+    from padless.packer.progress import progress
 
     given: dict[str, Any] = dict(
         sources=tuple(sources or ()),
@@ -177,6 +196,7 @@ def build(
         template_args={
             name: scalar(value) for name, value in pairs(template_arg, "--template-arg", "NAME=VALUE").items()
         },
+        image_root=image_root,
         system=system,
         train_on=train_on,
         expand_turns=expand_turns,
@@ -200,6 +220,8 @@ def build(
         shard_size=shard_size,
         compression=compression,
         workers=workers,
+        engine=engine,
+        ray_address=ray_address,
         seed=seed,
         force=force,
         quiet=quiet,
@@ -215,7 +237,7 @@ def build(
     ]
     if missing:
         raise InputError(f"missing: {', '.join(map(option_of, missing))}; see pack-dataset build --help")
-    with progress(console if not quiet and sys.stderr.isatty() else None) as report:
+    with progress(quiet=quiet) as report:
         result = run_build(PackConfig(**given, progress=report))
     _tell(result, profile=profile, as_json=as_json, quiet=quiet)
 
@@ -233,7 +255,9 @@ def repack(
             help="Record numbers to leave out, over all DIRs: one a line, or Parquet with a column record.",
         ),
     ] = None,
-    max_length: Annotated[int | None, Option(help="Tokens per pack.")] = None,
+    max_length: Annotated[
+        Any, Option(parser=pack_lengths, metavar="TOKENS", help="Tokens per pack, or several lengths.")
+    ] = None,
     strategy: Annotated[str | None, Option(help=f"{', '.join(STRATEGIES)}.")] = None,
     eval_strategy: Annotated[str | None, Option(help="Strategy of the validation split.")] = None,
     overflow: Annotated[
@@ -261,10 +285,10 @@ def repack(
     """
     from dataclasses import replace
 
+    from padless.packer.progress import progress
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig
     from padless.packer.repack_plan import plan_only as run_plan_only
-    from padless.packer.summary import progress
 
     if output is None and plan_only is None:
         raise InputError("missing: --output or --plan-only; see pack-dataset repack --help")
@@ -294,7 +318,7 @@ def repack(
         elif not quiet:
             print("\n".join(f"written to {path}" for path in paths))
         return
-    with progress(console if not quiet and sys.stderr.isatty() else None) as report:
+    with progress(quiet=quiet) as report:
         result = run_repack(replace(config, progress=report))
     _tell(result, profile=profile, as_json=as_json, quiet=quiet)
 
@@ -305,7 +329,7 @@ def estimate(
     ],
     tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
     max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,
-    limit: Annotated[int, Option(help="Take the first records of each source.")] = 2000,
+    limit: Annotated[int, Option(help="Records to draw at random from each source.")] = 2000,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
         list[str] | None, Option(metavar="ROLE=NAME", help="The column that plays a role.")
@@ -317,6 +341,9 @@ def estimate(
         str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
     ] = "line",
     template: Annotated[str | None, Option(help="Chat template, as for build.")] = None,
+    image_root: Annotated[
+        str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
+    ] = None,
     system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
     train_on: Annotated[str, Option(help="auto, all, completion, assistant, last.")] = "auto",
     expand_turns: Annotated[
@@ -325,37 +352,52 @@ def estimate(
     max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
-    seed: Annotated[int, Option(help="For the resampling behind the errors.")] = 0,
+    seed: Annotated[int, Option(help="For the draw, and the resampling behind the errors.")] = 0,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the estimate as one page that needs nothing else.")
+    ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """What it would give at several lengths and strategies, from a sample; nothing is written."""
-    from padless.packer.estimate import estimate as run_estimate
-    from padless.packer.estimate import print_estimate
+    from dataclasses import replace
 
-    found = run_estimate(
-        PackConfig(
-            sources=tuple(sources),
-            tokenizer=tokenizer,
-            max_length=max_length,
-            output="",
-            limit=limit,
-            format=format,
-            columns=pairs(column, "--column", "ROLE=NAME"),
-            split=split,
-            subset=subset,
-            revision=revision,
-            text_by=text_by,
-            template=template,
-            system=system,
-            train_on=train_on,
-            expand_turns=expand_turns,
-            max_sequences_per_pack=max_sequences_per_pack,
-            align=align,
-            workers=workers,
-            seed=seed,
-        )
+    from padless.packer.estimate import estimate as run_estimate
+    from padless.packer.estimate_view import print_estimate
+    from padless.packer.progress import progress
+
+    config = PackConfig(
+        sources=tuple(sources),
+        tokenizer=tokenizer,
+        max_length=max_length,
+        output="",
+        limit=limit,
+        format=format,
+        columns=pairs(column, "--column", "ROLE=NAME"),
+        split=split,
+        subset=subset,
+        revision=revision,
+        text_by=text_by,
+        template=template,
+        image_root=image_root,
+        system=system,
+        train_on=train_on,
+        expand_turns=expand_turns,
+        max_sequences_per_pack=max_sequences_per_pack,
+        align=align,
+        workers=workers,
+        seed=seed,
     )
+    with progress(quiet=quiet) as report:
+        found = run_estimate(replace(config, progress=report))
+    if html is not None:
+        from padless.packer.estimate_page import estimate_page
+        from padless.packer.page import write_page
+
+        write_page(html, estimate_page(found))
     if as_json:
         print_json(found)
+    elif html is not None:
+        print(f"written to {html}")
     else:
         print_estimate(found, wrapping())

@@ -6,24 +6,22 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from padless.packer.advice import FLASH_ROWS
+from padless.packer.bounds import facts_of_buckets
+from padless.packer.buckets import BUCKETS_FROM, near
 from padless.packer.durable import sync_folder, write_bytes
+from padless.packer.engine import Engine
 from padless.packer.extra_columns import group_column, groups_of
 from padless.packer.gather import Gather
 from padless.packer.hf_folder import dataset_info, state
 from padless.packer.identity import version_of
 from padless.packer.kept_shards import KeptShards
-from padless.packer.plan import PackPlan, lower_bound, most_rows, plan_hash
-from padless.packer.strategies import CUTS
-from padless.packer.strategies.constraints import padded_lengths
-from padless.packer.strategies.groups import group
-from padless.packer.strategies.pricing import linear_bound
+from padless.packer.plan import PackPlan, most_rows, plan_hash
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Layout, cut_shards, spare_buffers, write_shard
+from padless.packer.write import Layout, cut_shards
 from padless.runtime.format import (
     MANIFEST,
     FileInfo,
@@ -56,28 +54,44 @@ class Facts:
     sources: tuple[SourceInfo, ...]
 
 
-def write_shards(
-    folder: str,
+def near_shards(
+    output: str,
     split: str,
     plan: PackPlan,
     lines: SplitLines,
     gather: Gather,
     layout: Layout,
-    workers: int,
+    kept: KeptShards,
+) -> Gather:
+    """The gather, over buckets for the shards that are still to be written where its store is large."""
+    if lines.tokens < BUCKETS_FROM:
+        return gather
+    cuts = cut_shards(plan, lines.lengths, layout)
+    left = [batch for n, shard in enumerate(cuts) if kept.find(split, n) is None for batch in shard]
+    return near(gather, plan, left, output)
+
+
+def write_shards(
+    output: str,
+    split: str,
+    plan: PackPlan,
+    lines: SplitLines,
+    gather: Gather,
+    layout: Layout,
+    engine: Engine,
     report: Callable[[int], None],
     kept: KeptShards,
 ) -> tuple[ShardInfo, ...]:
     """All shards of a split, those that an earlier run finished taken over."""
+    folder = os.path.join(output, split) if split else output
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
-    writers = min(workers, max(len(cuts), 1))
-    spare = spare_buffers(cuts, plan, lines.lengths, layout, writers)
-    write = partial(write_shard, plan=plan, gather=gather, layout=layout, spare=spare, report=report)
+    writers, write = engine.shard_writer(folder, cuts, plan, gather, layout, report)
 
     def finished(number: int, batches: list[tuple[int, int]]) -> ShardInfo:
         info = kept.find(split, number)
         if info is None:
-            info = write(folder, number, batches)
+            info = write(number, batches)
             kept.add(split, number, info)
         else:
             report(info.tokens)
@@ -90,6 +104,7 @@ def write_shards(
         except BaseException:
             for future in futures:
                 future.cancel()
+            engine.cancel()
             raise
 
 
@@ -170,22 +185,24 @@ def _grouped(lines: SplitLines) -> dict[str, str]:
 
 def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) -> dict[str, Any]:
     tokens = lines.tokens
-    limits = (padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap)
-    bound = lower_bound(*limits)
-    if strategy == "optimal" and len(plan) > bound:  # a better bound takes a second
-        bound = linear_bound(*limits)
-    groups = groups_of(lines.extras, len(lines.lengths))
-    if groups is not None and strategy not in CUTS:  # what shares a pack is one item
-        together = group(padded_lengths(lines.lengths, facts.align), groups, facts.max_length, None)
-        bound = max(bound, lower_bound(together.tokens, facts.max_length))
+    buckets = facts_of_buckets(
+        plan,
+        lines.lengths,
+        max_length=facts.max_length,
+        cap=facts.cap,
+        align=facts.align,
+        strategy=strategy,
+        groups=groups_of(lines.extras, len(lines.lengths)),
+    )
     return {
         "max_length": facts.max_length,
+        **({"buckets": buckets} if plan.buckets is not None else {}),
         "records": lines.records,
         "by_source": lines.by_source,
         "dropped_by_reason": lines.dropped_by_reason,
         "sequences": len(lines.lengths),
         "packs": len(plan),
-        "bound_packs": bound,
+        "bound_packs": sum(bucket["bound_packs"] for bucket in buckets),
         "tokens": tokens,
         "trained_tokens": lines.trained,
         "masked_tokens": tokens - lines.trained,

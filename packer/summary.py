@@ -1,20 +1,18 @@
-"""What a build tells: progress while it runs, a summary that one would paste into a chat, or JSON."""
+"""What a build tells at its end: a summary that one would paste into a chat, or JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from padless.packer.advice import flash_warning
+from padless.packer.report_view import in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from padless.packer.pipeline import BuildResult
-    from padless.runtime.format import Manifest
-
-Report = Callable[[str, Mapping[str, float]], None]
+    from padless.runtime.format import Bucket, Manifest
 
 _SUMS = (
     "sequences",
@@ -63,7 +61,7 @@ def build_json(result: BuildResult) -> dict[str, Any]:
 def _of_manifest(manifest: Manifest) -> dict[str, Any]:
     facts = manifest.statistics
     records = facts["records"]
-    capacity = facts["packs"] * facts["max_length"]
+    capacity = sum(bucket.max_length * bucket.packs for bucket in manifest.buckets)
     return {
         "records": records["in"],
         "kept_records": records["in"] - records["dropped"],
@@ -76,6 +74,11 @@ def _of_manifest(manifest: Manifest) -> dict[str, Any]:
         "capacity": capacity,
         "utilization": facts["tokens"] / capacity if capacity else 0.0,
     }
+
+
+def packs_of(buckets: Sequence[Bucket]) -> str:
+    """How many packs of which length, in words."""
+    return in_words([f"{bucket.packs:,} packs of {bucket.max_length:,}" for bucket in buckets])
 
 
 def print_summary(result: BuildResult, console: Console) -> None:
@@ -116,7 +119,7 @@ def print_summary(result: BuildResult, console: Console) -> None:
         part = _of_manifest(manifest)
         _line(
             console,
-            f"{name + ': ' if name else ''}{part['packs']:,} packs of {manifest.statistics['max_length']:,}, "
+            f"{name + ': ' if name else ''}{packs_of(manifest.buckets)}, "
             f"{part['utilization']:.2%} full (at least {part['bound_packs']:,} packs are needed)",
         )
         warning = flash_warning(manifest.statistics.get("flash_attention_2_rows", 0))
@@ -147,56 +150,3 @@ def print_profile(result: BuildResult, console: Console) -> None:
 
 def _line(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
-
-
-@contextmanager
-def progress(console: Callable[..., Console] | None) -> Iterator[Report | None]:
-    """A bar for tokenizing and one for writing, on the console's stderr; without one, nothing."""
-    if console is None:
-        yield None
-        return
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    bars = Progress(
-        TextColumn("{task.description:<9}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(compact=True),
-        console=console(stderr=True),
-        transient=True,
-        auto_refresh=False,  # a thread of its own would have to be forked around
-    )
-    tasks: dict[str, Any] = {}
-    shown = 0.0
-
-    def report(stage: str, counts: Mapping[str, float]) -> None:
-        nonlocal shown
-        total, done = (
-            (counts["total_bytes"], counts["bytes"])
-            if stage == "tokenize"
-            else (counts["total_tokens"], counts["tokens"])
-        )
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(stage, total=total, note="")
-        task = bars.tasks[bars.task_ids.index(tasks[stage])]
-        now = bars.get_time()
-        if now - shown < 0.1 and done < total:
-            return
-        shown = now
-        elapsed = max(task.elapsed or 0.0, 1e-9)
-        note = f"{counts['tokens'] / 1e6:,.1f} M tokens, {counts['tokens'] / elapsed / 1e6:,.2f} M/s"
-        if stage == "tokenize":
-            note = f"{counts['records']:,.0f} records, {counts['bytes'] / elapsed / 1e6:,.0f} MB/s, {note}"
-        bars.update(tasks[stage], completed=min(done, total), note=note)
-        bars.refresh()
-
-    with bars:
-        yield report

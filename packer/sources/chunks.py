@@ -36,6 +36,11 @@ class Chunk:
     """The reader's own arguments: text-by; a CSV file's delimiter and columns; columns that hold files; where
     tokens and their mask lie."""
 
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return max(self.stop - self.start, len(self.payload or b""))
+
 
 @dataclass(frozen=True)
 class BadRecord:
@@ -108,6 +113,8 @@ class CutOptions:
     text_by: str
     exact_cuts: bool = False
     """Prove each cut before it is made, instead of leaving that to the reader of the piece."""
+    images: bool = False
+    """Measure the images that lie in tables, instead of leaving them out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

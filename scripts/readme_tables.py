@@ -186,7 +186,7 @@ def trainers(rows: Rows) -> str:
         )
         version = sequences["case"].partition("+")[0]
         lines.append(f"| {version} | {ran} | {sequences['value']:.0f} | {losses} |")
-    return "\n".join([*lines, "", f"{rows[-1]['date']}, on a CPU."])
+    return "\n".join([*dict.fromkeys(lines), "", f"{rows[-1]['date']}, on a CPU."])
 
 
 TABLES: dict[str, Callable[[Rows], str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,24 @@ import pytest
 os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
 pytest.importorskip("axolotl", reason="run by scripts/test-trainers axolotl")
 
+import torch  # noqa: E402
 import yaml  # noqa: E402
 from axolotl.cli.config import load_cfg  # noqa: E402
 from axolotl.common.datasets import TrainDatasetMeta, load_datasets  # noqa: E402
 from axolotl.integrations.base import PluginManager  # noqa: E402
 from axolotl.train import setup_model_and_trainer  # noqa: E402
 from building import MAX_LENGTH  # noqa: E402
-from trainer_proofs import Given, after, compare, exported, packs_of_demo, sequences_of, shown  # noqa: E402
+from trainer_proofs import (  # noqa: E402
+    TEETH,
+    TOLERANCE,
+    Given,
+    after,
+    compare,
+    exported,
+    packs_of_demo,
+    sequences_of,
+    shown,
+)
 from unpacked import tiny_model  # noqa: E402
 
 from padless.runtime.reader import PackedReader  # noqa: E402
@@ -80,6 +92,37 @@ def test_the_plugin_gives_axolotls_trainer_the_packs(packed: Path, tmp_path: Pat
     compare("axolotl", "`padless.runtime.trainers.axolotl`, its trainer's loader", packed, rows)
     evaluated = next(iter(trainer.get_eval_dataloader()))
     assert "attention_mask" not in evaluated and evaluated["cu_seq_lens_q"].numel() > 2
+
+
+def test_its_trainer_trains_with_the_losses_of_single_sequences(packed: Path, tmp_path: Path) -> None:
+    data = [{"path": str(packed), "type": None}]
+    cfg = configuration(packed, tmp_path, plugins=[PLUGIN], datasets=data, remove_unused_columns=False)
+    trainer, *_ = setup_model_and_trainer(cfg, PluginManager.get_instance().load_datasets(cfg))
+    model, seen = trainer.model, []
+    before = copy.deepcopy(model).eval()
+
+    def sees(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
+        seen.append((inputs, float(output.loss)))
+
+    hook = model.register_forward_hook(sees, with_kwargs=True)
+    trainer.train()
+    hook.remove()
+    inputs, loss = seen[0]
+    assert len(seen) == len(PackedReader(packed)) // 2 and "attention_mask" not in inputs
+    lengths = inputs["cu_seq_lens_q"].diff().tolist()
+    total, targets = 0.0, 0
+    ids, labels = (inputs[name].cpu().split(lengths, dim=1) for name in ("input_ids", "labels"))
+    with torch.no_grad():
+        for one, label in zip(ids, labels, strict=True):
+            if trained := int((label != -100).sum()):
+                total += float(before.cpu()(input_ids=one, labels=label).loss) * trained
+                targets += trained
+        mixed = float(before(input_ids=inputs["input_ids"].cpu(), labels=inputs["labels"].cpu()).loss)
+    far = abs(mixed - total / targets)
+    assert len(lengths) > 2 and far > TEETH
+    assert loss == pytest.approx(total / targets, abs=TOLERANCE)
+    how = "`padless.runtime.trainers.axolotl`, its trainer's training"
+    shown("axolotl", how, sequences=len(lengths), apart=abs(loss - total / targets), mixed=far)
 
 
 @pytest.mark.parametrize(

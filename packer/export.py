@@ -211,7 +211,8 @@ def _beside(output: str) -> Iterator[str]:
     descriptor = _locked(folder, output)
     try:
         for left in os.listdir(folder):  # by a run that was killed
-            os.remove(os.path.join(folder, left))
+            path = os.path.join(folder, left)
+            remove_tree(path) if os.path.isdir(path) else os.remove(path)
         try:
             yield folder
         finally:

@@ -33,6 +33,8 @@ class Rows:
     """[T] int32, unshifted."""
     seq_lengths: Array
     """[N] int64."""
+    sequence_ids: Array
+    """[N] int64: each one's line in the sequence table."""
     sequences: Array
     """[P] int64: how many sequences each pack has."""
     extras: dict[str, Array]
@@ -112,6 +114,7 @@ def _from_batch(batch: PackBatch) -> Rows:
         input_ids=batch.flat("input_ids"),
         labels=batch.flat_labels(),
         seq_lengths=batch.flat("seq_lengths").astype(np.int64),
+        sequence_ids=batch.flat("sequence_ids"),
         sequences=batch.lengths("seq_lengths"),
         extras={name: batch.flat(name) for name in batch.extra_levels},
         levels=batch.extra_levels,
@@ -124,6 +127,7 @@ def _from_packs(packs: list[Any]) -> Rows:
         input_ids=np.concatenate([pack.input_ids for pack in packs]),
         labels=np.concatenate([pack.labels for pack in packs]),
         seq_lengths=np.concatenate([pack.seq_lengths for pack in packs]).astype(np.int64),
+        sequence_ids=np.concatenate([pack.sequence_ids for pack in packs]),
         sequences=np.array([len(pack.seq_lengths) for pack in packs], dtype=np.int64),
         extras={
             name: np.array([pack.extras[name] for pack in packs])

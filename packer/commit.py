@@ -23,7 +23,7 @@ from padless.packer.strategies.groups import group
 from padless.packer.strategies.pricing import linear_bound
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
-from padless.packer.write import Layout, cut_shards, spare_buffers, write_shard
+from padless.packer.write import Layout, cut_shards, write_shard
 from padless.runtime.format import (
     MANIFEST,
     FileInfo,
@@ -70,9 +70,7 @@ def write_shards(
     """All shards of a split, those that an earlier run finished taken over."""
     os.makedirs(folder, exist_ok=True)
     cuts = cut_shards(plan, lines.lengths, layout)
-    writers = min(workers, max(len(cuts), 1))
-    spare = spare_buffers(cuts, plan, lines.lengths, layout, writers)
-    write = partial(write_shard, plan=plan, gather=gather, layout=layout, spare=spare, report=report)
+    write = partial(write_shard, plan=plan, gather=gather, layout=layout, report=report)
 
     def finished(number: int, batches: list[tuple[int, int]]) -> ShardInfo:
         info = kept.find(split, number)
@@ -83,7 +81,8 @@ def write_shards(
             report(info.tokens)
         return info
 
-    with ThreadPoolExecutor(writers) as pool:
+    # One more than there are cores: each waits for the disk now and then.
+    with ThreadPoolExecutor(workers + 1) as pool:
         futures = [pool.submit(finished, number, batches) for number, batches in enumerate(cuts)]
         try:
             return tuple(future.result() for future in futures)

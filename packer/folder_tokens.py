@@ -114,19 +114,16 @@ class FolderGather:
     cut: bool = False
     """Fragments, of which all but the first token is trained, whatever the folder says."""
 
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
-        found = self.elements.take("input_ids", sequences, len(tokens))
-        tokens[:] = found
-        if labels is not None:
-            if self.cut or "labels" not in self.elements.arrays:
-                labels[:] = found
-                labels[self._starts(sequences)] = IGNORE_INDEX
-            else:
-                labels[:] = self.elements.take("labels", sequences, len(tokens))
+    def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         targets: NDArray[np.int64] = self.targets[sequences].astype(np.int64)
-        return targets
+        return self._taken("input_ids", sequences), targets
+
+    def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        if not self.cut and "labels" in self.elements.arrays:
+            return self._taken("labels", sequences)
+        found = self._taken("input_ids", sequences).astype(np.int32)
+        found[self._starts(sequences)] = IGNORE_INDEX
+        return found
 
     @property
     def is_weighted(self) -> bool:
@@ -136,11 +133,14 @@ class FolderGather:
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
             return column
-        found = self.elements.take(name, sequences, int(self.lengths[sequences].sum(dtype=np.int64)))
+        found = self._taken(name, sequences)
         if self.cut and name == WEIGHT:
             found = found.copy()
             found[self._starts(sequences)] = 0
         return found
+
+    def _taken(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
+        return self.elements.take(name, sequences, int(self.lengths[sequences].sum(dtype=np.int64)))
 
     def _starts(self, sequences: NDArray[Any]) -> NDArray[np.int64]:
         lengths = self.lengths[sequences]

@@ -1,8 +1,8 @@
 """Files that are whole or not there: written under a temporary name, hashed on the way, fsynced, renamed.
 
 Large ones can go past the page cache (O_DIRECT) out of a few aligned blocks: they have to reach the disk
-before they count anyway, and a block is hashed and written by a thread while the next one is filled. The price
-is that whoever reads one next reads it from the disk. File systems without it are written as usual.
+before they count anyway, and a block is hashed and written by a thread while the next one is filled. The
+price is that whoever reads one next reads it from the disk. File systems without it are written as usual.
 """
 
 from __future__ import annotations

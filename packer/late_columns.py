@@ -1,9 +1,9 @@
 """Columns of a record batch whose values are made while Arrow writes them.
 
-Without compression Arrow hands a file one buffer of a batch after the other and looks into none. So tokens need
-not be in memory: their column is laid over reserved addresses with nothing behind them, and when its turn
-comes its values are made, a slice that fits a core's own cache at a time, and go straight into the file. The
-price is that nobody else may look into such a batch.
+Without compression Arrow hands a file one buffer of a batch after the other and looks into none. So tokens
+need not be in memory: their column is laid over reserved addresses with nothing behind them, and when its
+turn comes its values are made, a slice that fits a core's own cache at a time, and go straight into the file.
+The price is that nobody else may look into such a batch.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Layout:
 
 
 def _value(kind: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Type and shape of a value: `list<float32>` -> float32, (); `list<fixed_size_list<float32, 8>>` -> (8,)."""
+    """Type and shape of a value: `list<int32>` -> int32, (); `list<fixed_size_list<float32, 8>>` -> (8,)."""
     inner, _, count = kind[5:-1].removeprefix("fixed_size_list<").removesuffix(">").partition(", ")
     return np.dtype(inner), (int(count),) if count else ()
 

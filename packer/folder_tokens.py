@@ -88,7 +88,7 @@ class Elements:
         """A column of sequences, one after the other; `tokens` is how many they have."""
         import pyarrow as pa
 
-        elements = self.elements[sequences]
+        elements = self.elements.take(sequences)  # half the time of an index
         indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
         token = self._token(name)
         taken = self.arrays[name].take(indexes).buffers()[2]
@@ -115,7 +115,7 @@ class FolderGather:
     """Fragments, of which all but the first token is trained, whatever the folder says."""
 
     def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        targets: NDArray[np.int64] = self.targets[sequences].astype(np.int64)
+        targets: NDArray[np.int64] = self.targets.take(sequences).astype(np.int64)
         return self._taken("input_ids", sequences), targets
 
     def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
@@ -140,7 +140,7 @@ class FolderGather:
         return found
 
     def _taken(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        return self.elements.take(name, sequences, int(self.lengths[sequences].sum(dtype=np.int64)))
+        return self.elements.take(name, sequences, int(self.lengths.take(sequences).sum(dtype=np.int64)))
 
     def _starts(self, sequences: NDArray[Any]) -> NDArray[np.int64]:
         lengths = self.lengths[sequences]
@@ -175,8 +175,11 @@ def _binary(parts: list[tuple[NDArray[Any], NDArray[np.int32]]]) -> pa.Array:
 
 
 def stored_segments(reader: PackedReader, names: Iterable[str]) -> Iterator[Segment]:
-    """A folder's record batches as they are mapped, the lines of its table for numbers."""
-    for batch in reader.batches():
+    """A folder's record batches as they are mapped, the lines of its table for numbers.
+
+    Their tokens are for others to check.
+    """
+    for batch in reader.batches(checked=False):
         columns = {name: batch.flat(name) for name in names}
         yield Segment(columns, batch.flat("seq_lengths"), batch.flat("sequence_ids"))
 

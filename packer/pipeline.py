@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
 from padless.packer.config import PackConfig
@@ -36,7 +37,6 @@ from padless.packer.sources import Choice, resolve_sources
 from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
 from padless.packer.token_store import ChunkStore, WorkFolder, disk_full
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
-from padless.packer.tokenizing import Tokenizing
 from padless.packer.write import Layout
 from padless.runtime.format import (
     MANIFEST,
@@ -48,6 +48,9 @@ from padless.runtime.format import (
     SplitsManifest,
     checksum_bytes,
 )
+
+if TYPE_CHECKING:
+    from padless.packer.tokenizing import Tokenizing
 
 RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
@@ -183,6 +186,8 @@ class Build:
         resumed = len(store.entries)
         if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
             sweep(self.config.output, set())  # another build's shards need no room
+        from padless.packer.tokenizing import Tokenizing  # repack needs none of it
+
         stage = Tokenizing(self.identity, store, self.workers, self.report, self._done)
         try:
             stage.run(loading)

@@ -185,7 +185,7 @@ class Repack(Build):
                         gathers[number], pieces[number] = cut_again(gathers[number], pieces[number], split)
             finally:
                 made.close()
-                # Beside all of that; a damaged file is not copied, and it is the reason of what else is wrong.
+                # Beside all of that; a damaged file is not copied, and is the reason of what else is wrong.
                 for check in self._unchanged:
                     check.result()
         self._done("plan")

@@ -12,11 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
+from padless.packer.buckets import remove_buckets
+from padless.packer.commit import (
+    Beside,
+    Facts,
+    near_shards,
+    write_beside,
+    write_rest,
+    write_shards,
+    write_splits,
+)
 from padless.packer.config import PackConfig
-from padless.packer.errors import DiskFullError, WorkerLostError
+from padless.packer.engine import Engine, engine_of
+from padless.packer.errors import ClusterError, DiskFullError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import lines_of_split
 from padless.packer.gather import Gather
@@ -37,6 +46,7 @@ from padless.packer.sources import Choice, resolve_sources
 from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
 from padless.packer.token_store import ChunkStore, WorkFolder, disk_full
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
+from padless.packer.tokenizing import Tokenizing
 from padless.packer.write import Layout
 from padless.runtime.format import (
     MANIFEST,
@@ -49,10 +59,7 @@ from padless.runtime.format import (
     checksum_bytes,
 )
 
-if TYPE_CHECKING:
-    from padless.packer.tokenizing import Tokenizing
-
-RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
+RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
 
 _LEAST_ROOM = 2**16
@@ -95,7 +102,11 @@ def build(config: PackConfig) -> BuildResult:
     gc.disable()  # millions of records and no cycles among them
     loading = take_loading(tokenizer_folder(config.tokenizer))
     try:
-        return Build(config).run(loading)
+        building = Build(config)
+        try:
+            return building.run(loading)
+        finally:
+            building.engine.stop()
     finally:
         loading.stop()
         if collecting:
@@ -111,6 +122,7 @@ class Build:
         self.profile: dict[str, float] = {}
         self.report = config.progress or (lambda stage, counters: None)
         self.workers = config.workers or len(os.sched_getaffinity(0))
+        self.engine: Engine = engine_of(config, self.workers)
 
     def _done(self, stage: str) -> None:
         now = time.perf_counter()
@@ -125,6 +137,10 @@ class Build:
             text_by=config.text_by,
             choice=Choice(split=config.split, subset=config.subset, revision=config.revision),
         )
+        if not self.engine.is_here:  # other machines work in other folders
+            for file in self.files:
+                if file.data is None and file.revision is None:
+                    file.path = os.path.abspath(file.path)
         check_output(output)
         import pyarrow.compute  # noqa: F401 (in the shadow of the tokenizer's load)
         import pyarrow.parquet  # noqa: F401
@@ -139,6 +155,7 @@ class Build:
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             found.seconds = time.perf_counter() - self.started
             return found
+        self.engine.start()
         made = first_missing(output)
         try:
             folder = WorkFolder(output)
@@ -186,9 +203,7 @@ class Build:
         resumed = len(store.entries)
         if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
             sweep(self.config.output, set())  # another build's shards need no room
-        from padless.packer.tokenizing import Tokenizing  # repack needs none of it
-
-        stage = Tokenizing(self.identity, store, self.workers, self.report, self._done)
+        stage = Tokenizing(self.identity, store, self.engine, self.report, self._done)
         try:
             stage.run(loading)
         except DiskFullError as error:
@@ -210,7 +225,11 @@ class Build:
         )
         self._done("plan")
         tokens, weights = lay_elements(store)
-        gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
+        gathers: list[Gather] = [gather_of(tokens, weights, split, store.let_go) for split in lines]
+        # Who needs the store no more holds nothing of it.
+        del tokens, weights
+        for split in lines:
+            split.elements = split.elements[:0].copy()
         pieces = [pieces_of(store, n, len(lines), split) for n, split in enumerate(lines)]
         key = self.identity.key()
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage), key)
@@ -270,10 +289,13 @@ class Build:
             return [write_beside(folders[n], pieces[n], plans[n], lines[n], facts) for n in range(len(names))]
 
         try:
+            remove_buckets(output)
+            for n, name in enumerate(names):  # before the sequence table, which has places in memory
+                gathers[n] = near_shards(output, name, plans[n], lines[n], gathers[n], layout, kept)
             with ThreadPoolExecutor(1) as other:
                 # A data set that is there is left whole until the new one's shards are complete.
                 early = other.submit(beside) if fresh else None
-                shards = self._write_shards(folders, plans, lines, gathers, layout, kept)
+                shards = self._write_shards(plans, lines, gathers, layout, kept)
             if not fresh:
                 retract(output)
                 for folder in folders:
@@ -308,7 +330,6 @@ class Build:
 
     def _write_shards(
         self,
-        folders: list[str],
         plans: list[PackPlan],
         lines: list[SplitLines],
         gathers: list[Gather],
@@ -322,10 +343,8 @@ class Build:
             self.report("write", counts)
 
         return [
-            write_shards(folder, name, plan, split, gather, layout, self.workers, count, kept)
-            for folder, name, plan, split, gather in zip(
-                folders, self.identity.splits, plans, lines, gathers, strict=True
-            )
+            write_shards(self.config.output, name, plan, split, gather, layout, self.engine, count, kept)
+            for name, plan, split, gather in zip(self.identity.splits, plans, lines, gathers, strict=True)
         ]
 
     def _facts(self, stage: Tokenizing) -> Facts:

@@ -10,7 +10,7 @@ from typer import Argument, Context, Option
 from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS
-from padless.packer.options import from_file, numbers, option_of, pairs, scalar, switch
+from padless.packer.options import from_file, numbers, option_of, pack_lengths, pairs, scalar, switch
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
 from padless.packer.terminal import Json, Quiet, Split, console, print_json, wrapping
@@ -41,7 +41,14 @@ def build(
         str | None,
         Option(help="Tokenizer folder (with tokenizer.json), or a model on the Hub. Required."),
     ] = None,
-    max_length: Annotated[int | None, Option(help="Tokens per pack. Required.")] = None,
+    max_length: Annotated[
+        Any,
+        Option(
+            parser=pack_lengths,
+            metavar="TOKENS",
+            help="Tokens per pack. Required. Several (2048,8192): sequences in the shortest that hold them.",
+        ),
+    ] = None,
     output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
@@ -89,6 +96,9 @@ def build(
     ] = None,
     template_arg: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="A variable for the chat template.")
+    ] = None,
+    image_root: Annotated[
+        str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
     ] = None,
     system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
     train_on: Annotated[
@@ -186,6 +196,7 @@ def build(
         template_args={
             name: scalar(value) for name, value in pairs(template_arg, "--template-arg", "NAME=VALUE").items()
         },
+        image_root=image_root,
         system=system,
         train_on=train_on,
         expand_turns=expand_turns,
@@ -244,7 +255,9 @@ def repack(
             help="Record numbers to leave out, over all DIRs: one a line, or Parquet with a column record.",
         ),
     ] = None,
-    max_length: Annotated[int | None, Option(help="Tokens per pack.")] = None,
+    max_length: Annotated[
+        Any, Option(parser=pack_lengths, metavar="TOKENS", help="Tokens per pack, or several lengths.")
+    ] = None,
     strategy: Annotated[str | None, Option(help=f"{', '.join(STRATEGIES)}.")] = None,
     eval_strategy: Annotated[str | None, Option(help="Strategy of the validation split.")] = None,
     overflow: Annotated[
@@ -331,6 +344,9 @@ def estimate(
         str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
     ] = "line",
     template: Annotated[str | None, Option(help="Chat template, as for build.")] = None,
+    image_root: Annotated[
+        str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
+    ] = None,
     system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
     train_on: Annotated[str, Option(help="auto, all, completion, assistant, last.")] = "auto",
     expand_turns: Annotated[
@@ -340,6 +356,9 @@ def estimate(
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
     seed: Annotated[int, Option(help="For the draw, and the resampling behind the errors.")] = 0,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the estimate as one page that needs nothing else.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -363,6 +382,7 @@ def estimate(
         revision=revision,
         text_by=text_by,
         template=template,
+        image_root=image_root,
         system=system,
         train_on=train_on,
         expand_turns=expand_turns,
@@ -373,7 +393,14 @@ def estimate(
     )
     with progress(quiet=quiet) as report:
         found = run_estimate(replace(config, progress=report))
+    if html is not None:
+        from padless.packer.estimate_page import estimate_page
+        from padless.packer.page import write_page
+
+        write_page(html, estimate_page(found))
     if as_json:
         print_json(found)
+    elif html is not None:
+        print(f"written to {html}")
     else:
         print_estimate(found, wrapping())

@@ -41,6 +41,8 @@ class Sequences(NamedTuple):
     records: Integers
     spanned: Spanned
     chats: frozenset[int]
+    image_token: int | None = None
+    """The placeholder of images, which is never trained."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ def apply_policies(
     _drop(status, reason, lengths == 0, EMPTY)
     if config.on_empty_reply == "drop":
         _drop(status, reason, empty_reply, EMPTY_REPLY)
-    too_long = (lengths > config.max_length) & (status != DROPPED)
+    too_long = (lengths > config.longest) & (status != DROPPED)
     weights: NDArray[Any] | None = _weights(prepared, sequences)
     if prepared.rollouts:
         weights = values_of(prepared.rollouts, records, offsets, trained)
@@ -137,6 +139,8 @@ def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> ND
     if config.train_on == "all" and sequences.chats:
         chat = np.isin(records, list(sequences.chats))
         trained |= np.repeat(chat, np.diff(spanned.offsets))
+    if sequences.image_token is not None:
+        trained &= spanned.ids != sequences.image_token
     return trained
 
 
@@ -176,7 +180,7 @@ def _overflow(
     """Cut one over-long sequence, or say why it cannot be."""
     spanned = sequences.spanned
     first, stop = int(spanned.offsets[sequence]), int(spanned.offsets[sequence + 1])
-    length, limit = stop - first, config.max_length
+    length, limit = stop - first, config.longest
     record = int(sequences.records[sequence])
     number = prepared.record_of(record)
     line = prepared.lines[number] if prepared.lines is not None else None

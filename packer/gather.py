@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.rollouts import VALUES
-from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.format import IGNORE_INDEX, IMAGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +66,8 @@ class StoreGather:
     """Fragments, of which all but the first token is trained, whatever the store says."""
     is_rollout: bool = False
     """`weights` are VALUES of rollouts."""
+    images: pa.Array | None = None
+    """What is told of images, by the elements that `extras` has for them; None: it has the texts."""
     let_go: Callable[[], None] = lambda: None
     """Takes what is mapped of the store out of this process's memory until it is touched again."""
 
@@ -115,7 +117,7 @@ class StoreGather:
     def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
-            return column
+            return self._texts(column) if name == IMAGES and self.images is not None else column
         if self.is_rollout:
             return np.ascontiguousarray(self.stored_weights(sequences)[name])
         found: NDArray[np.float32] = self.stored_weights(sequences).copy()
@@ -126,6 +128,16 @@ class StoreGather:
             trained[:] = True
             trained[np.cumsum(lengths, dtype=np.int64) - lengths] = False
         found[~trained] = 0
+        return found
+
+    def _texts(self, elements: NDArray[Any]) -> NDArray[Any]:
+        """What is told of the images of these elements: [elements] str."""
+        import pyarrow as pa
+
+        assert self.images is not None
+        indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
+        found = np.full(len(elements), "", dtype=object)
+        found[:] = [item.as_py().decode("ascii") for item in self.images.take(indexes)]
         return found
 
     def _elements(self, sequences: NDArray[Any]) -> NDArray[np.int32]:

@@ -93,7 +93,7 @@ def part_of(gather: Gather, plan: PackPlan, batches: Batches) -> tuple[GatherPar
     part = GatherPart(
         lengths=whole.lengths[sequences],
         ids=(sequences if whole.ids is None else whole.ids[sequences]).astype(np.int64),
-        extras={name: column[sequences] for name, column in whole.extras.items()},
+        extras={name: whole.extra(name, sequences) for name in whole.extras},
         cut=whole.cut,
         is_rollout=whole.is_rollout,
         begins=begins,

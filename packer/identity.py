@@ -17,6 +17,7 @@ from typing import Any
 
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
+from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.mixing import Mix
 from padless.packer.sources import SourceFile, digest, stamp
 from padless.packer.sources.splits import TRAIN, VALIDATION, is_for_evaluation
@@ -150,6 +151,9 @@ class Identity:
         found["source_splits"] = [file.split for file in self.files] if self.files[0].split else []
         found["classic_prompts"] = self.config.template == CLASSIC
         found["eos_id"] = self.end_id
+        rule = rule_of(self.tokenizer)
+        if isinstance(rule, ImageRule):
+            found["image_rule"] = rule.recorded()
         if self.mix is not None:
             found["mix"] = self.mix.recorded()
         if self.mix is not None or self.config.homogeneous:
@@ -176,7 +180,7 @@ class Identity:
         """Names everything that decides what a chunk becomes."""
         tokenizer = checksum_bytes(self.tokenizer.contents["tokenizer.json"])
         engines = [version_of(name) for name in ("padless", "tokenizers", "jinja2", "minijinja")]
-        facts: list[Any] = [self.options, tokenizer, self.template_checksum, engines]
+        facts: list[Any] = [self.options, tokenizer, self.template_checksum, engines, self.config.image_root]
         for file in self.files:
             facts.append([file.name, file.split, *self._stamp(file)])
         return checksum_bytes(repr(facts).encode("utf-8"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padless.packer.errors import InputError
-from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.format import IGNORE_INDEX, length_of_pack
 from padless.runtime.reader import Pack, PackedReader
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Decode = Callable[[list[int]], tuple[str, list[list[int]]]]
-_TABLE_COLUMNS = ("record", "source", "row", "part", "status")
+_TABLE_COLUMNS = ("record", "source", "row", "part", "status", "start")
 _TRAINED, _MASKED, _SPECIAL = "bold green", "dim", " reverse"
 
 
@@ -44,7 +44,10 @@ def describe_pack(
     pack = reader[index]
     table = reader.sequence_table(_TABLE_COLUMNS)
     decode = _decoder(folder_tokenizer(reader))
+    rule = reader.manifest.options.get("image_rule")
+    image = rule.get("token_id") if isinstance(rule, dict) else None
     sequences: list[dict[str, Any]] = []
+    starts = _starts(reader, index % len(reader), len(pack.seq_lengths))
     offset = 0
     for sequence_id, length in zip(pack.sequence_ids.tolist(), pack.seq_lengths.tolist(), strict=True):
         if not 0 <= sequence_id < table.num_rows:
@@ -53,7 +56,7 @@ def describe_pack(
                 f"{table.num_rows} lines: run pack-dataset verify {reader.path}"
             )
         line = {name: table.column(name)[sequence_id].as_py() for name in _TABLE_COLUMNS}
-        segments = _segments(pack, offset, length, decode)
+        segments = _segments(pack, offset, length, decode, image)
         extras = {
             name: pack.extras[name].tolist()[len(sequences)]
             for name, level in pack.extra_levels.items()
@@ -63,6 +66,7 @@ def describe_pack(
             {
                 "sequence_id": sequence_id,
                 **line,
+                "start": line["start"] + starts[len(sequences)],
                 "source": reader.manifest.sources[line["source"]].path,
                 "offset": offset,
                 "length": length,
@@ -76,16 +80,20 @@ def describe_pack(
     return {
         "pack": index % len(reader),
         "packs": len(reader),
-        "max_length": _max_length(reader),
+        "max_length": length_of_pack(reader.buckets, index % len(reader)),
         "num_tokens": pack.num_tokens,
         "num_targets": pack.num_targets,
         "sequences": sequences,
     }
 
 
-def _max_length(reader: PackedReader) -> int:
-    facts = reader.manifest.statistics if reader.plan is None else reader.plan.facts
-    return int(facts["max_length"])
+def _starts(reader: PackedReader, number: int, sequences: int) -> list[int]:
+    """Where in its stored sequence each one of a pack begins: not at 0 where a plan cuts it."""
+    if reader.plan is None or reader.plan.starts is None:
+        return [0] * sequences
+    first = int(reader.plan.offsets[number])
+    found: list[int] = reader.plan.starts[first : first + sequences].tolist()
+    return found
 
 
 def print_pack(pack: dict[str, Any], console: Console) -> None:
@@ -104,6 +112,7 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
     for sequence in pack["sequences"]:
         end = sequence["offset"] + sequence["length"]
         part = f" part {sequence['part']}" if sequence["part"] else ""
+        part += f" from its token {sequence['start']}" if sequence["start"] else ""
         status = "" if sequence["status"] == "whole" else f" ({sequence['status']})"
         title = (
             f"{visible(sequence['source'])} row {sequence['row']}{part}{status}, "
@@ -147,14 +156,19 @@ def pieces(run: dict[str, Any], begin: int = 0, end: int | None = None) -> Itera
         yield text[at:], False
 
 
-def _segments(pack: Pack, offset: int, length: int, decode: Decode) -> list[dict[str, Any]]:
-    """The sequence in runs of trained or masked tokens, decoded."""
+def _segments(
+    pack: Pack, offset: int, length: int, decode: Decode, image: int | None
+) -> list[dict[str, Any]]:
+    """The sequence in runs of trained or masked tokens, decoded; of an image (`image`) one placeholder."""
     ids = pack.input_ids[offset : offset + length]
     trained = pack.labels[offset : offset + length] != IGNORE_INDEX
     cuts = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), length]
     found = []
     for start, stop in zip(cuts, cuts[1:], strict=False):
-        text, special = decode(ids[start:stop].tolist())
+        some = ids[start:stop]
+        if image is not None:
+            some = some[np.append(True, (some[1:] != image) | (some[:-1] != image))]
+        text, special = decode(some.tolist())
         found.append(
             {"text": text, "special": special, "trained": bool(trained[start]), "tokens": stop - start}
         )

@@ -43,7 +43,7 @@ from padless.packer.planning import (
 )
 from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
-from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
+from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, lay_images, pieces_of
 from padless.packer.token_store import ChunkStore, WorkFolder, disk_full
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing
@@ -225,7 +225,8 @@ class Build:
         )
         self._done("plan")
         tokens, weights = lay_elements(store)
-        gathers: list[Gather] = [gather_of(tokens, weights, split, store.let_go) for split in lines]
+        images = lay_images(store)
+        gathers: list[Gather] = [gather_of(tokens, weights, split, store.let_go, images) for split in lines]
         # Who needs the store no more holds nothing of it.
         del tokens, weights
         for split in lines:
@@ -352,7 +353,7 @@ class Build:
         return Facts(
             options={**self.identity.options, "formats": formats},
             seed=self.config.seed,
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             cap=self.config.max_sequences_per_pack,
             align=self.config.align,
             tokenizer=self.identity.tokenizer,

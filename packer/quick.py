@@ -49,7 +49,7 @@ def pack(
     data: Any,
     tokenizer: Any,
     *,
-    max_length: int,
+    max_length: int | tuple[int, ...],
     cache: str | Path | None = None,
     **options: Any,
 ) -> PackedDataset:

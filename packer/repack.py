@@ -27,7 +27,6 @@ from padless.packer.gather import Gather
 from padless.packer.made_anew import MadeAnew, make_anew
 from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
-from padless.packer.plan import PackPlan
 from padless.packer.planning import check_losses, plan_splits, strategy_of
 from padless.packer.recut import recut
 from padless.packer.recut_copies import copies_apart, copies_together
@@ -112,39 +111,10 @@ class Repack(Build):
     def splits(self) -> tuple[str, ...]:
         return self.identity_of_repack.splits
 
-    def plans_of(
-        self,
-        lengths: list[NDArray[np.int32]],
-        extras: list[dict[str, NDArray[Any]]],
-        sources: list[NDArray[np.int32]],
-    ) -> list[PackPlan]:
-        """Plans from the lengths of each split's sequences, what belongs together, and their sources."""
-        arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
-        self.identity = self.identity_of_repack  # type: ignore[assignment]
-        none = np.zeros(0, dtype=np.int32)
-        return plan_splits(
-            self.config,
-            self.identity.splits,
-            [
-                SplitLines(
-                    one,
-                    none,
-                    None,
-                    0,
-                    0,
-                    [],
-                    extras=columns,
-                    sources=arguments[source] if self.config.homogeneous else None,
-                )
-                for one, columns, source in zip(lengths, extras, sources, strict=True)
-            ],
-            lambda n: [],
-        )
-
     def constraints(self, split: str) -> dict[str, Any]:
         """What a split is planned with."""
-        names = ("max_length", "max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
-        found = {name: getattr(self.config, name) for name in names}
+        names = ("max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
+        found = {"max_length": self.config.longest, **{name: getattr(self.config, name) for name in names}}
         grouped = group_column(column.name for column in self.extras)
         return {
             **found,
@@ -271,7 +241,7 @@ class Repack(Build):
         formats = tuple(manifest.options.get("formats", ["?"] * len(manifest.sources)))
         return Policy(
             where=str(reader.path),
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             overflow=self.config.overflow,
             old_max_length=manifest.statistics["max_length"],
             old_overflow=manifest.options.get("overflow", "error"),
@@ -304,7 +274,7 @@ class Repack(Build):
         return Facts(
             options=identity.options,
             seed=self.config.seed,
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             cap=self.config.max_sequences_per_pack,
             align=self.config.align,
             tokenizer=_tokenizer_files(Path(self.asked.folders[0]) / next(iter(self.folders[0])), first),

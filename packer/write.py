@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 32 * 2**20
 """Token bytes of a record batch, at most (or one pack)."""
+STRING_BYTES = 96
+"""What a text at sequence level takes, about."""
 SLICE_TOKENS = 2**18
 """Tokens gathered at a time: temporaries stay in a core's own cache."""
 
@@ -62,6 +64,9 @@ def _value(kind: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _value_bytes(kind: str) -> int:
+    """Bytes of a value; of a string about."""
+    if kind == "list<string>":
+        return STRING_BYTES
     dtype, shape = _value(kind)
     return dtype.itemsize * int(np.prod(shape))
 
@@ -169,7 +174,7 @@ def _batch(
         dtype, shape = _value(kind)
 
         def slices() -> Iterator[NDArray[Any]]:
-            return (values(sequences[low:high]) for low, high in _slices(ends))
+            return (values(sequences[low:high]).astype(dtype, copy=False) for low, high in _slices(ends))
 
         return tokens_of((total, *shape), dtype, slices)
 

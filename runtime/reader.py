@@ -26,6 +26,7 @@ import pyarrow.ipc
 
 from padless.runtime.arrays import Array, column_to_numpy
 from padless.runtime.batch import Pack, PackBatch, open_batch
+from padless.runtime.buckets import Bucket
 from padless.runtime.format import (
     BatchError,
     ChecksumError,
@@ -62,6 +63,7 @@ __all__ = [
     "Pack",
     "PackBatch",
     "PackedReader",
+    "Plan",
     "attention_costs",
     "column_to_numpy",
     "columns_hash",
@@ -152,6 +154,11 @@ class PackedReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._open(state["path"], state["manifest"], state["plan"], state["remote"])
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The packs of each length, as they are numbered: the shortest first; mostly there is one length."""
+        return self.manifest.buckets if self.plan is None else self.plan.buckets
+
     def __len__(self) -> int:
         if self.plan is not None:
             return len(self.plan)
@@ -222,11 +229,11 @@ class PackedReader:
         return self._planned
 
     def pack_sizes(self) -> tuple[Array, Array]:
-        """The pack, [N], and the length, [N], of each packed sequence, in the table's order."""
+        """The pack, [N], and the length, [N], of each packed sequence or part, in the table's order."""
         if self.plan is not None:
             packs = np.repeat(np.arange(len(self.plan)), np.diff(self.plan.offsets))
             in_order = np.argsort(self.plan.sequences, kind="stable")
-            return packs[in_order], self._by_plan(self.plan).lengths[self.plan.sequences[in_order]]
+            return packs[in_order], self._by_plan(self.plan).lengths[in_order]
         columns = self.sequence_columns("pack", "length")
         kept = columns["pack"] >= 0
         return columns["pack"][kept], columns["length"][kept]

@@ -21,7 +21,7 @@ from padless.packer.exports.rows import Array, Rows, rows_of
 from padless.packer.extra_columns import WEIGHTS
 from padless.packer.hf_folder import dataset_info, state
 from padless.packer.tokenizer_files import TokenizerFiles, read_files
-from padless.runtime.format import IGNORE_INDEX, FileInfo
+from padless.runtime.format import IGNORE_INDEX, IMAGES, FileInfo
 from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
@@ -48,9 +48,18 @@ class Job:
     @property
     def max_length(self) -> int:
         """Tokens of the longest pack there may be."""
-        if self.reader.plan is not None:
-            return int(self.reader.plan.facts["max_length"])
-        return int(self.reader.manifest.statistics["max_length"])
+        return self.reader.buckets[-1].max_length
+
+    def width(self) -> int:
+        """The length that all rows are filled up to; notes where shorter packs are among them."""
+        shorter = [bucket for bucket in self.reader.buckets[:-1] if bucket.packs]
+        if shorter:
+            count, lengths = sum(b.packs for b in shorter), " and ".join(f"{b.max_length:,}" for b in shorter)
+            self.notes.append(
+                f"{count:,} packs of {lengths} tokens are filled up to {self.max_length:,}, since all rows "
+                "of this form are of one length; `pack-dataset repack --max-length` with one spares that."
+            )
+        return self.max_length
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
@@ -79,6 +88,7 @@ class Job:
         """
         for rows in rows_of(self.reader, flat=flat):
             if not self.further_columns:
+                self._check_images(rows)
                 self._check_weights(rows)
             yield rows
             self.counts["packs"] += len(rows.sequences)
@@ -97,6 +107,13 @@ class Job:
                 f"{self.reader.path} has trained tokens whose loss weighs {others[0]:g}, and this form has "
                 "no place for weights: they would be trained at 1. Export to unpacked, parquet or axolotl, "
                 "which keep the column, or build from records without weights"
+            )
+
+    def _check_images(self, rows: Rows) -> None:
+        if IMAGES in rows.extras:
+            raise InputError(
+                f"{self.reader.path} has images, and this form has no place to say which: their placeholders "
+                "would be all that is left. Export to unpacked or parquet, which keep the column"
             )
 
     def left_behind(self) -> str | None:

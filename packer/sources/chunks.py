@@ -113,6 +113,8 @@ class CutOptions:
     text_by: str
     exact_cuts: bool = False
     """Prove each cut before it is made, instead of leaving that to the reader of the piece."""
+    images: bool = False
+    """Measure the images that lie in tables, instead of leaving them out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 from padless.packer.errors import InputError, SourceLostError
 from padless.packer.hub import lost, open_random
 from padless.packer.sources.chunks import Chunk, CutOptions, Piece, Records, chunk_data
+from padless.packer.sources.embedded import measured
 from padless.packer.sources.nemo_rows import is_nemo, sequences
 from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
@@ -37,7 +38,7 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
     try:
         for batch in _batches(stream, options.chunk_bytes):
             undecoded = stream.undecoded if isinstance(stream, RowStream) else None
-            batch, args = readable(batch, stream.path, undecoded)
+            batch, args = readable(batch, stream.path, undecoded, images=options.images)
             bytes_per_row = max(1, batch.nbytes // max(1, batch.num_rows))
             step = max(1, min(MAX_ROWS, options.chunk_bytes // bytes_per_row))
             for begin in range(0, batch.num_rows, step):
@@ -53,10 +54,18 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
         ) from error
 
 
-def readable(batch: Any, path: str, undecoded: dict[str, str] | None = None) -> tuple[Any, tuple[str, ...]]:
-    """A batch without what nobody decodes (`undecoded`; None: as its schema says), and the reader's args."""
+def readable(
+    batch: Any, path: str, undecoded: dict[str, str] | None = None, *, images: bool = False
+) -> tuple[Any, tuple[str, ...]]:
+    """A batch without what nobody decodes (`undecoded`; None: as its schema says), and the reader's args.
+
+    `images`: those in it are measured.
+    """
     if undecoded is None:
         undecoded = undecoded_of_schema(batch.schema)
+    if images:
+        batch, known = measured(batch)
+        undecoded = {name: kind for name, kind in undecoded.items() if name not in known}
     if undecoded:
         batch = without(batch, undecoded)
     if is_nemo(batch.schema):

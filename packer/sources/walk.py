@@ -33,13 +33,15 @@ def walk(
     chunk_bytes: int = 512 * 1024,
     text_by: str = "line",
     exact_cuts: bool = True,
+    images: bool = False,
 ) -> Iterator[Chunk]:
     """Cut every file into chunks of about `chunk_bytes`; a file's facts are filled in behind it.
 
+    `images`: those that lie in tables are measured, otherwise they are left out.
     Without `exact_cuts` whoever reads the chunks finds out whether a JSON array was cut rightly (CutError).
     Raises InputError for a file that is malformed as a whole or holds no record.
     """
-    options = CutOptions(chunk_bytes=chunk_bytes, text_by=text_by, exact_cuts=exact_cuts)
+    options = CutOptions(chunk_bytes=chunk_bytes, text_by=text_by, exact_cuts=exact_cuts, images=images)
     index = 0
     for number, file in enumerate(files):
         first = index

@@ -16,18 +16,16 @@ import os
 import shutil
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from padless.packer.chunk import ChunkResult
 from padless.packer.errors import BusyError, DiskFullError
 from padless.packer.lines import LINE, Problem
 from padless.runtime.format import WORK_FOLDER
-
-if TYPE_CHECKING:
-    from padless.packer.chunk import ChunkResult
 
 WORK_FILES = (
     "lock",

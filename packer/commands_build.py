@@ -285,6 +285,9 @@ def repack(
     """
     from dataclasses import replace
 
+    from padless.packer.fresh_memory import keep_freed_memory
+
+    keep_freed_memory()
     from padless.packer.progress import progress
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig

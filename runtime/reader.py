@@ -246,9 +246,23 @@ class PackedReader:
             for row in range(batch.num_packs):
                 yield batch[row]
 
-    def batches(self) -> Iterator[PackBatch]:
-        """The record batches as they are stored, for whoever wants whole columns."""
-        return (self.batch(which) for which in range(len(self._batches)))
+    def batches(self, *, checked: bool = True) -> Iterator[PackBatch]:
+        """The record batches as they are stored, for whoever wants whole columns.
+
+        Their tokens are looked through, unless they need not be `checked`.
+        """
+        of = self.batch if checked else self._opened
+        return (of(which) for which in range(len(self._batches)))
+
+    def blocks(self) -> Iterator[tuple[PackBatch, slice]]:
+        """The same in pieces that fit a core's own cache, checked just before they come: batch and rows."""
+        for which in range(len(self._batches)):
+            batch = self._opened(which)
+            try:
+                for rows in batch.blocks():
+                    yield batch, rows
+            except BatchError as problem:
+                raise self._damaged(which, problem) from None
 
     def batch(self, which: int) -> PackBatch:
         """Record batch number `which` over all shards, checked to the last token."""

@@ -24,7 +24,7 @@ from padless.runtime.format import IGNORE_INDEX
 
 def _write(job: Job) -> None:
     wide = np.dtype(np.uint16 if job.id_dtype == np.uint16 else np.uint32)
-    rows = job.rows()
+    rows = job.rows(flat=True)
     part = 0
     while (first := next(rows, None)) is not None:
         _write_part(job, f"part_{part:05d}", chain([first], rows), wide)

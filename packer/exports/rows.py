@@ -91,11 +91,16 @@ def offsets_of(lengths: Array) -> Array:
     return offsets
 
 
-def rows_of(reader: PackedReader) -> Iterator[Rows]:
-    """The reader's packs in their order, by its plan where it has one, a record batch at a time."""
+def rows_of(reader: PackedReader, *, flat: bool = False) -> Iterator[Rows]:
+    """The reader's packs in their order, by its plan where it has one, a record batch at a time.
+
+    `flat`: no more at a time than a core's own cache holds. Tokens that are only looked at and written come
+    from memory once then, not once for each look.
+    """
     if reader.plan is None:
-        for batch in reader.batches():
-            yield _from_batch(batch)
+        blocks = reader.blocks() if flat else ((batch, slice(None)) for batch in reader.batches())
+        for batch, rows in blocks:
+            yield _from_batch(batch, rows)
         return
     waiting: list[Any] = []
     tokens = 0
@@ -109,14 +114,14 @@ def rows_of(reader: PackedReader) -> Iterator[Rows]:
         yield _from_packs(waiting)
 
 
-def _from_batch(batch: PackBatch) -> Rows:
+def _from_batch(batch: PackBatch, rows: slice) -> Rows:
     return Rows(
-        input_ids=batch.flat("input_ids"),
-        labels=batch.flat_labels(),
-        seq_lengths=batch.flat("seq_lengths").astype(np.int64),
-        sequence_ids=batch.flat("sequence_ids"),
-        sequences=batch.lengths("seq_lengths"),
-        extras={name: batch.flat(name) for name in batch.extra_levels},
+        input_ids=batch.flat("input_ids", rows),
+        labels=batch.flat_labels(rows),
+        seq_lengths=batch.flat("seq_lengths", rows).astype(np.int64),
+        sequence_ids=batch.flat("sequence_ids", rows),
+        sequences=batch.lengths("seq_lengths", rows),
+        extras={name: batch.flat(name, rows) for name in batch.extra_levels},
         levels=batch.extra_levels,
     )
 

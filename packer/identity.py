@@ -186,6 +186,8 @@ class Identity:
         """What tells cheaply whether a source is still what it was."""
         if file.data is not None:
             return (stamp(file.data),)
+        if file.stamp is not None:
+            return (file.stamp,)
         if file.revision is not None:
             return (file.revision, file.checksum)
         about = os.stat(file.path)
@@ -204,7 +206,10 @@ class Identity:
         if [source.path for source in old.sources] != [file.name for file in self.files]:
             return [*found, f"{len(old.sources):,} source files, now {len(self.files):,} or others"]
         for source, file in zip(old.sources, self.files, strict=True):
-            local = file.data is None and file.revision is None
-            if (local and file.size != source.bytes) or digest(file) != (source.bytes, source.checksum):
+            if file.stamp is not None and file.revision is not None:
+                if (file.revision, file.size) == (source.revision, source.bytes):
+                    continue  # by its store's mark; it need not be read
+            told = file.data is None and not file.is_on_hub and file.size
+            if (told and file.size != source.bytes) or digest(file) != (source.bytes, source.checksum):
                 found.append(f"{file.name} has changed")
         return found

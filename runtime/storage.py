@@ -36,7 +36,8 @@ _NO_CREDENTIALS = (
     "ProfileNotFound",
     "DefaultCredentialsError",
 )
-_TAGS = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "mtime", "created")
+_MARKS = ("ETag", "etag", "md5Hash")
+_TIMES = ("Last-Modified", "LastModified", "mtime", "created")
 
 
 def is_url(path: object) -> bool:
@@ -46,12 +47,14 @@ def is_url(path: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """What a listing tells of a file: another stamp, another file (of one without a tag only perhaps)."""
+    """What a listing tells of a file: another stamp, another file."""
 
     size: int | None
     """Bytes; None where the server does not say."""
-    tag: str
-    """The store's own mark of the content: its ETag, else a time; "" where it has none."""
+    mark: str
+    """The store's own mark of the content, its ETag; "" where it has none."""
+    time: str
+    """When it was last written, where there is no mark."""
 
 
 class Storage:
@@ -79,7 +82,7 @@ class Storage:
 
         def ask(system: Any, path: str) -> Stamp:
             system.invalidate_cache(path)
-            return _stamp(system.info(path))
+            return stamp_of(system.info(path))
 
         return self.ask(name, ask)
 
@@ -90,7 +93,9 @@ class Storage:
             system.invalidate_cache(path)
             root = path.rstrip("/") + "/"
             found = system.find(path, detail=True)
-            return {name[len(root) :]: _stamp(info) for name, info in found.items() if name.startswith(root)}
+            return {
+                name[len(root) :]: stamp_of(info) for name, info in found.items() if name.startswith(root)
+            }
 
         return self.ask("", ask)
 
@@ -198,7 +203,10 @@ def _opened_at(system: Any, path: str, done: int) -> tuple[Any, bytes]:
         return file, file.read(_PIECE)
 
 
-def _stamp(info: Mapping[str, Any]) -> Stamp:
+def stamp_of(info: Mapping[str, Any]) -> Stamp:
+    """The stamp in what a file system of fsspec tells of a file."""
     size = info.get("size")
-    tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
-    return Stamp(size=None if size is None else int(size), tag=tag.strip('"'))
+    mark, time = (
+        next((str(info[name]) for name in names if info.get(name)), "") for names in (_MARKS, _TIMES)
+    )
+    return Stamp(size=None if size is None else int(size), mark=mark.strip('"'), time="" if mark else time)

@@ -55,6 +55,7 @@ class PackConfig:
     max_length: int
     """Tokens per pack; longer sequences follow `overflow`."""
     output: str
+    """The folder to write, or a URL (`s3://bucket/packed`), whose folder is made in PADLESS_CACHE before."""
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, where a source names its columns otherwise."""
@@ -138,6 +139,7 @@ class PackConfig:
             object.__setattr__(self, name, tuple(value))
         for name in ("tokenizer", "output", "text_by", "train_on", "bos", "eos"):
             self._instance(name, str, "text")
+        object.__setattr__(self, "output", self.output.removeprefix("file://"))
         for name in ("template", "system", "split", "subset", "revision"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")

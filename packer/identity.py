@@ -18,6 +18,7 @@ from typing import Any
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
 from padless.packer.mixing import Mix
+from padless.packer.published import check_published, read_published
 from padless.packer.sources import SourceFile, digest, stamp
 from padless.packer.sources.splits import TRAIN, VALIDATION, is_for_evaluation
 from padless.packer.template import CLASSIC, load_template
@@ -31,6 +32,7 @@ from padless.runtime.format import (
     load_manifest,
     read_manifest,
 )
+from padless.runtime.storage import is_url
 
 KNOWN_LATER = frozenset({"formats", "packed_with", "grouped_by"})
 """Recorded options that follow from the sources and the others."""
@@ -60,23 +62,35 @@ def finished(
     missing or of another size.
     """
     output = config.output
-    if config.force or not os.path.exists(os.path.join(output, MANIFEST)):
+    there = None if config.force else _finished_in(output)
+    if there is None:
         return None
-    manifest = load_manifest(output)
-    if isinstance(manifest, SplitsManifest):
-        manifests = {name: read_manifest(os.path.join(output, name)) for name in manifest.names}
-    else:
-        manifests = {"": manifest}
+    manifest, manifests = there
     found = differences(next(iter(manifests.values())), tuple(manifests))
     if found:
         raise InputError(
             f"{output} holds a finished data set of another build ({'; '.join(found[:4])}): give another "
             "--output, or --force to replace it"
         )
+    if is_url(output):
+        check_published(output, manifests)
+        return there
     for name, inner in manifests.items():
         for file in inner.files:
             check_file(Path(output, name, file.file), file.bytes)
-    return manifest, manifests
+    return there
+
+
+def _finished_in(output: str) -> Finished | None:
+    """The manifests of a finished folder, or behind a URL; None where there are none."""
+    if is_url(output):
+        return read_published(output)
+    if not os.path.exists(os.path.join(output, MANIFEST)):
+        return None
+    manifest = load_manifest(output)
+    if isinstance(manifest, SplitsManifest):
+        return manifest, {name: read_manifest(os.path.join(output, name)) for name in manifest.names}
+    return manifest, {"": manifest}
 
 
 def differing(

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
 from padless.packer.config import PackConfig
@@ -31,6 +31,8 @@ from padless.packer.planning import (
     plan_splits,
     strategy_of,
 )
+from padless.packer.publish import Publishing
+from padless.packer.published import check_writable, is_held
 from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
 from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, pieces_of
@@ -48,6 +50,7 @@ from padless.runtime.format import (
     SplitsManifest,
     checksum_bytes,
 )
+from padless.runtime.storage import is_url
 
 RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
@@ -132,6 +135,8 @@ class Build:
     def _run_alone(self, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
         """Do the work in a locked folder, unless it is done; clean up by how it ended."""
         output = self.config.output
+        if is_url(output):
+            return self._run_for_url(output, work)
         found = self._finished()
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             found.seconds = time.perf_counter() - self.started
@@ -161,6 +166,26 @@ class Build:
         folder.remove()
         result.seconds = time.perf_counter() - self.started
         return result
+
+    def _run_for_url(self, url: str, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
+        """Do the work in a folder on this machine, and upload it."""
+        check_writable(url)
+        found = self._finished()
+        if found is None or is_held(url):
+            with Publishing(url, self.identity.key(), force=self.config.force, report=self.report) as target:
+                found = self._finished()
+                if found is not None:  # an earlier run was stopped between its commit and its sweep
+                    target.sweep(self._kept(found.manifests))
+                else:
+                    self.config = replace(self.config, output=target.folder, force=False)
+                    self.identity.config = self.config
+                    found = self._run_alone(work)
+                    self.mark = time.perf_counter()
+                    target.publish(found.manifests)
+                    self._done("upload")
+                    found.output, found.profile, found.was_finished = url, self.profile, False
+        found.seconds = time.perf_counter() - self.started
+        return found
 
     def _finished(self) -> BuildResult | None:
         """The result of an earlier run of this very build; None where there is none."""

@@ -151,7 +151,7 @@ def _line(console: Console, text: str) -> None:
 
 @contextmanager
 def progress(console: Callable[..., Console] | None) -> Iterator[Report | None]:
-    """A bar for tokenizing and one for writing, on the console's stderr; without one, nothing."""
+    """Bars for tokenizing, writing and uploading, on the console's stderr; without one, nothing."""
     if console is None:
         yield None
         return
@@ -181,7 +181,7 @@ def progress(console: Callable[..., Console] | None) -> Iterator[Report | None]:
         nonlocal shown
         total, done = (
             (counts["total_bytes"], counts["bytes"])
-            if stage == "tokenize"
+            if stage in ("tokenize", "upload")
             else (counts["total_tokens"], counts["tokens"])
         )
         if stage not in tasks:
@@ -192,7 +192,10 @@ def progress(console: Callable[..., Console] | None) -> Iterator[Report | None]:
             return
         shown = now
         elapsed = max(task.elapsed or 0.0, 1e-9)
-        note = f"{counts['tokens'] / 1e6:,.1f} M tokens, {counts['tokens'] / elapsed / 1e6:,.2f} M/s"
+        if stage == "upload":
+            note = f"{done / 1e6:,.0f} MB, {done / elapsed / 1e6:,.0f} MB/s"
+        else:
+            note = f"{counts['tokens'] / 1e6:,.1f} M tokens, {counts['tokens'] / elapsed / 1e6:,.2f} M/s"
         if stage == "tokenize":
             note = f"{counts['records']:,.0f} records, {counts['bytes'] / elapsed / 1e6:,.0f} MB/s, {note}"
         bars.update(tasks[stage], completed=min(done, total), note=note)

@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from padless.runtime.errors import MissingFileError, RemoteError
@@ -79,18 +80,12 @@ class Storage:
 
     def stamp(self, name: str) -> Stamp:
         """Size and mark of a file, as they are now."""
-
-        def ask(system: Any, path: str) -> Stamp:
-            system.invalidate_cache(path)
-            return stamp_of(system.info(path))
-
-        return self.ask(name, ask)
+        return self.ask(name, lambda system, path: stamp_of(system.info(path)))
 
     def listing(self) -> dict[str, Stamp]:
         """All files below, by their names from here; nothing where there is no such folder."""
 
         def ask(system: Any, path: str) -> dict[str, Stamp]:
-            system.invalidate_cache(path)
             root = path.rstrip("/") + "/"
             found = system.find(path, detail=True)
             return {
@@ -141,7 +136,9 @@ class Storage:
             patience = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
             options = {**options, "client_kwargs": {"timeout": patience}}
         system, root = fsspec.core.url_to_fs(self.url, **options)
-        return system, f"{root}/{name}" if name else root
+        path = f"{root}/{name}" if name else root
+        system.invalidate_cache(path)  # drivers answer out of old listings otherwise
+        return system, path
 
     def _pause_or_raise(self, name: str, problem: Exception, failures: int, doing: str) -> None:
         """Wait before the next try, or raise what this failure means to a user."""
@@ -206,7 +203,8 @@ def _opened_at(system: Any, path: str, done: int) -> tuple[Any, bytes]:
 def stamp_of(info: Mapping[str, Any]) -> Stamp:
     """The stamp in what a file system of fsspec tells of a file."""
     size = info.get("size")
-    mark, time = (
-        next((str(info[name]) for name in names if info.get(name)), "") for names in (_MARKS, _TIMES)
-    )
-    return Stamp(size=None if size is None else int(size), mark=mark.strip('"'), time="" if mark else time)
+    mark = next((str(info[name]).strip('"') for name in _MARKS if info.get(name)), "")
+    when = next((info[name] for name in _TIMES if info.get(name)), "")
+    if isinstance(when, datetime):
+        when = when.timestamp()
+    return Stamp(size=None if size is None else int(size), mark=mark, time="" if mark else str(when))

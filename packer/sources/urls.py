@@ -75,7 +75,6 @@ def url_files(spec: str, kind_of: Kind, kind_of_data: Kind) -> Iterator[SourceFi
 
 def _look(system: Any, path: str, spec: str) -> Stamp | dict[str, Stamp]:
     """What lies at an address: a file, or the files of a pattern or a folder by their own addresses."""
-    system.invalidate_cache(path)
     if _is_pattern(spec):
         listed = system.glob(path, detail=True)
     else:

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 BUCKET = "bucket"
 
@@ -141,6 +142,8 @@ def s3_server() -> Iterator[S3]:
         endpoint_url=endpoint, key="testing", secret="testing", skip_instance_cache=True
     )
     try:
+        # What an earlier server of this process held is still there.
+        urlopen(Request(f"{endpoint}/moto-api/reset", method="POST")).close()
         system.mkdir(BUCKET)
         yield S3(endpoint=endpoint, faults=faults, system=system)
     finally:

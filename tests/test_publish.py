@@ -27,6 +27,7 @@ from building import (
     write_many,
 )
 from conftest import ROOT
+from fsspec.config import conf
 from object_storage import S3, s3_server
 
 from padless.packer import publish
@@ -52,18 +53,12 @@ def reached(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
+    # Drivers that do not try again themselves, with pauses of their own.
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    monkeypatch.setitem(conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 0}}})
     yield
     s3.faults.waiting.clear()
     s3.faults.requests.clear()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drivers that do not try again themselves."""
-    from fsspec.config import conf
-
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
-    monkeypatch.setitem(conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 0}}})
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +98,27 @@ def test_the_manifest_is_put_last_and_only_where_there_is_none(s3: S3) -> None:
     assert names[-1] == "manifest.json"
     first_other = next(n for n, name in enumerate(names[1:]) if not name.startswith("shard-"))
     assert not any(name.startswith("shard-") for name in names[1 + first_other :])
+
+
+def test_a_bucket_is_reported_and_inspected_like_a_folder(s3: S3, tmp_path: Path) -> None:
+    for output in (url := "s3://bucket/looked-at", tmp_path / "local"):
+        built(DEMO, output, *SMALL)
+    for command in (("report",), ("inspect", "--pack", "3"), ("inspect", "--text", "the")):
+        there, here = (pack(command[0], at, *command[1:], "--json") for at in (url, tmp_path / "local"))
+        assert there.code == here.code == 0, there.err
+        assert {**there.json, "path": ""} == {**here.json, "path": ""}
+    assert pack("report", url, "--json").json["path"] == url
+    for command in (("verify", url), ("report", url, "--card")):
+        run = pack(*command)
+        assert run.code == 2 and f"{url} is a URL" in run.err, run.err
+
+
+def test_an_export_reads_a_bucket_and_writes_a_folder(s3: S3, tmp_path: Path) -> None:
+    built(DEMO, url := "s3://bucket/exported")
+    run = pack("export", url, "--to", "parquet", "--output", "s3://bucket/export")
+    assert run.code == 2 and "an export goes into a folder" in run.err
+    run = pack("export", url, "--to", "parquet", "--output", tmp_path / "out")
+    assert run.code == 0, run.err
 
 
 def test_splits_go_into_a_bucket_as_into_a_folder(s3: S3, tmp_path: Path) -> None:
@@ -212,7 +228,7 @@ def test_bad_input_leaves_neither_a_lock_nor_work(s3: S3, tmp_path: Path) -> Non
 
 
 def test_an_upload_that_breaks_off_goes_on_with_what_is_missing(
-    s3: S3, local: dict[str, bytes], impatient: None, tmp_path: Path
+    s3: S3, local: dict[str, bytes], tmp_path: Path
 ) -> None:
     """BR-124: until the manifest is there nothing is, and what was uploaded is not sent again."""
     url, last = "s3://bucket/broken", shards(local)[-1]
@@ -234,7 +250,7 @@ def test_an_upload_that_breaks_off_goes_on_with_what_is_missing(
 
 
 def test_another_build_after_one_that_broke_off_leaves_nothing_of_it(
-    s3: S3, local: dict[str, bytes], impatient: None, tmp_path: Path
+    s3: S3, local: dict[str, bytes], tmp_path: Path
 ) -> None:
     s3.faults.add("sequences.parquet", method="PUT", status=503, times=10**9)
     assert build(DEMO, "s3://bucket/changed-mind").code == 2
@@ -245,7 +261,7 @@ def test_another_build_after_one_that_broke_off_leaves_nothing_of_it(
 
 
 def test_an_object_that_was_changed_since_it_was_uploaded_is_sent_again(
-    s3: S3, local: dict[str, bytes], impatient: None
+    s3: S3, local: dict[str, bytes]
 ) -> None:
     s3.faults.add("manifest.json", method="PUT", status=503, times=10**9)
     assert build(DEMO, "s3://bucket/tampered", *SMALL).code == 2
@@ -266,7 +282,7 @@ def test_throttling_is_waited_out(s3: S3, local: dict[str, bytes]) -> None:
 
 
 def test_a_build_stopped_between_its_commit_and_its_sweep_is_tidied_by_the_next(
-    s3: S3, local: dict[str, bytes], impatient: None
+    s3: S3, local: dict[str, bytes]
 ) -> None:
     url = "s3://bucket/untidy"
     built(DEMO, url)
@@ -319,7 +335,7 @@ def test_a_build_killed_in_the_middle_of_an_upload_leaves_nothing_that_looks_who
 
 
 def test_a_part_that_fails_for_good_is_no_open_upload(
-    s3: S3, impatient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("s3fs.core.calculate_chunksize", lambda *args, **options: 2**18)
     before = s3.open_uploads()

@@ -25,6 +25,7 @@ from building import (
     workers_in,
     write_lines,
 )
+from fsspec.config import conf
 from object_storage import S3, http_server, s3_server
 
 from padless.runtime import storage
@@ -47,6 +48,9 @@ def reached(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
+    # Drivers that do not try again themselves, with pauses of their own.
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    monkeypatch.setitem(conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 0}}})
     yield
     s3.faults.waiting.clear()
     s3.faults.requests.clear()
@@ -191,14 +195,8 @@ def test_a_source_without_a_mark_is_read_again_to_see_whether_it_is_the_same(tmp
     assert "has changed" in build("memory://unmarked/data.jsonl", tmp_path / "out").err
 
 
-def test_a_build_whose_source_stops_coming_goes_on_with_the_same_command(
-    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_whose_source_stops_coming_goes_on_with_the_same_command(s3: S3, tmp_path: Path) -> None:
     """BR-124 for input: chunks that were finished are kept, and the bytes are those of a calm run."""
-    from fsspec.config import conf
-
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
-    monkeypatch.setitem(conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 0}}})
     rows = [{**row, "instruction": f"{row['instruction']} ({n})"} for n in range(24) for row in demo_rows()]
     for name, part in (("a", rows), ("b", ROWS)):
         s3.system.pipe_file(f"bucket/long/{name}.jsonl", as_lines(part))

@@ -16,7 +16,7 @@ from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
 from padless.packer.formats.examples import Tokens
 from padless.packer.lines import Problem
-from padless.packer.prepared import Prepared, Task
+from padless.packer.prepared import Batch, Prepared, Task
 from padless.packer.render import Renderer
 from padless.packer.several import merge
 from padless.packer.spans import Shield, Spanned, encode_marked, join, reorder
@@ -58,17 +58,10 @@ class ChunkWork:
 
     def finish(self, prepared: Prepared) -> ChunkResult:
         """Encode what was rendered, decide what is trained, and apply the policies."""
-        pieces: list[Spanned] = []
-        order: list[int] = []
-        chat_records: list[int] = []
-        for batch in prepared.batches:
-            spanned = encode_marked(self.encoder, batch.parts, plain=batch.plain)
-            if not batch.is_chat:
-                spanned = self._with_ends(spanned)
-            else:
-                chat_records += batch.records
-            pieces.append(spanned)
-            order += batch.records
+        order = [record for batch in prepared.batches for record in batch.records]
+        chat_records = [record for batch in prepared.batches if batch.is_chat for record in batch.records]
+        # A text goes once it is tokens: of a long record both together would be the most that is held.
+        pieces = [self._encode(prepared.batches.pop(0)) for _ in range(len(prepared.batches))]
         for record, marked, marks, stand_ins in prepared.shielded:
             pieces.append(self.shield.encode(marked, marks, stand_ins))
             order.append(record)
@@ -95,6 +88,10 @@ class ChunkWork:
             lines["split"] = prepared.eval_records[lines["record"]]
         return ChunkResult(lines, values, prepared.count, problems, prepared.replaced, weights)
 
+    def _encode(self, batch: Batch) -> Spanned:
+        spanned = encode_marked(self.encoder, batch.parts, plain=batch.plain)
+        return spanned if batch.is_chat else self._with_ends(spanned)
+
     def _with_ends(self, spanned: Spanned) -> Spanned:
         """Put the begin tokens before each text and the end token, trained, behind it."""
         begin = len(self.begin_ids)
@@ -110,11 +107,14 @@ class ChunkWork:
         np.cumsum(lengths + begin + ending, out=offsets[1:])
         ids = np.empty(int(offsets[-1]), dtype=np.int32)
         shift = offsets[:-1] + begin - spanned.offsets[:-1]
-        ids[np.arange(len(spanned.ids)) + np.repeat(shift, lengths)] = spanned.ids
+        is_text = np.ones(len(ids), dtype=np.bool_)
         for place, token in enumerate(self.begin_ids):
             ids[offsets[:-1] + place] = token
+            is_text[offsets[:-1] + place] = False
         ended = np.flatnonzero(ending)
         ids[offsets[1:][ended] - 1] = self.end_id if self.end_id is not None else 0
+        is_text[offsets[1:][ended] - 1] = False
+        ids[is_text] = spanned.ids
         start = spanned.span_start + shift[spanned.span_text]
         # One span a text: what is trained, through its end token.
         end = spanned.span_end + shift[spanned.span_text] + ending[spanned.span_text]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from padless.packer.formats import FORMATS
 from padless.packer.options import from_file, numbers, option_of, pairs, scalar, switch
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
-from padless.packer.terminal import Json, Split, console, print_json, wrapping
+from padless.packer.terminal import Json, Quiet, Split, console, print_json, wrapping
 
 if TYPE_CHECKING:
     from padless.packer.pipeline import BuildResult
@@ -147,6 +146,16 @@ def build(
     ] = 512 * 2**20,
     compression: Annotated[str, Option(help="Of the shards: none, zstd, lz4.")] = "none",
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
+    engine: Annotated[
+        str, Option(help="Who works: local (this machine), or ray (tasks of a Ray cluster; padless[ray]).")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        Option(
+            metavar="HOST:PORT",
+            help="Head of the Ray cluster. Default: RAY_ADDRESS, else a cluster of this machine.",
+        ),
+    ] = None,
     seed: Annotated[int, Option(help="For the order of packs and the choice of the validation split.")] = 0,
     config: Annotated[
         Path | None,
@@ -159,7 +168,7 @@ def build(
 ) -> None:
     """Tokenize and pack SOURCE... into the folder --output."""
     from padless.packer.pipeline import build as run_build
-    from padless.packer.summary import progress
+    from padless.packer.progress import progress
 
     given: dict[str, Any] = dict(
         sources=tuple(sources or ()),
@@ -206,6 +215,8 @@ def build(
         shard_size=shard_size,
         compression=compression,
         workers=workers,
+        engine=engine,
+        ray_address=ray_address,
         seed=seed,
         force=force,
         quiet=quiet,
@@ -221,7 +232,7 @@ def build(
     ]
     if missing:
         raise InputError(f"missing: {', '.join(map(option_of, missing))}; see pack-dataset build --help")
-    with progress(console if not quiet and sys.stderr.isatty() else None) as report:
+    with progress(quiet=quiet) as report:
         result = run_build(PackConfig(**given, progress=report))
     _tell(result, profile=profile, as_json=as_json, quiet=quiet)
 
@@ -267,10 +278,10 @@ def repack(
     """
     from dataclasses import replace
 
+    from padless.packer.progress import progress
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig
     from padless.packer.repack_plan import plan_only as run_plan_only
-    from padless.packer.summary import progress
 
     if output is None and plan_only is None:
         raise InputError("missing: --output or --plan-only; see pack-dataset repack --help")
@@ -300,7 +311,7 @@ def repack(
         elif not quiet:
             print("\n".join(f"written to {path}" for path in paths))
         return
-    with progress(console if not quiet and sys.stderr.isatty() else None) as report:
+    with progress(quiet=quiet) as report:
         result = run_repack(replace(config, progress=report))
     _tell(result, profile=profile, as_json=as_json, quiet=quiet)
 
@@ -311,7 +322,7 @@ def estimate(
     ],
     tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
     max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,
-    limit: Annotated[int, Option(help="Take the first records of each source.")] = 2000,
+    limit: Annotated[int, Option(help="Records to draw at random from each source.")] = 2000,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
         list[str] | None, Option(metavar="ROLE=NAME", help="The column that plays a role.")
@@ -331,36 +342,40 @@ def estimate(
     max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
-    seed: Annotated[int, Option(help="For the resampling behind the errors.")] = 0,
+    seed: Annotated[int, Option(help="For the draw, and the resampling behind the errors.")] = 0,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """What it would give at several lengths and strategies, from a sample; nothing is written."""
-    from padless.packer.estimate import estimate as run_estimate
-    from padless.packer.estimate import print_estimate
+    from dataclasses import replace
 
-    found = run_estimate(
-        PackConfig(
-            sources=tuple(sources),
-            tokenizer=tokenizer,
-            max_length=max_length,
-            output="",
-            limit=limit,
-            format=format,
-            columns=pairs(column, "--column", "ROLE=NAME"),
-            split=split,
-            subset=subset,
-            revision=revision,
-            text_by=text_by,
-            template=template,
-            system=system,
-            train_on=train_on,
-            expand_turns=expand_turns,
-            max_sequences_per_pack=max_sequences_per_pack,
-            align=align,
-            workers=workers,
-            seed=seed,
-        )
+    from padless.packer.estimate import estimate as run_estimate
+    from padless.packer.estimate_view import print_estimate
+    from padless.packer.progress import progress
+
+    config = PackConfig(
+        sources=tuple(sources),
+        tokenizer=tokenizer,
+        max_length=max_length,
+        output="",
+        limit=limit,
+        format=format,
+        columns=pairs(column, "--column", "ROLE=NAME"),
+        split=split,
+        subset=subset,
+        revision=revision,
+        text_by=text_by,
+        template=template,
+        system=system,
+        train_on=train_on,
+        expand_turns=expand_turns,
+        max_sequences_per_pack=max_sequences_per_pack,
+        align=align,
+        workers=workers,
+        seed=seed,
     )
+    with progress(quiet=quiet) as report:
+        found = run_estimate(replace(config, progress=report))
     if as_json:
         print_json(found)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from typer import Argument, Option
 from padless.packer.config import byte_size
 from padless.packer.errors import InputError
 from padless.packer.exports import EXPORTS, target_of
-from padless.packer.terminal import Json, Plan, Split, console, print_json, wrapping
+from padless.packer.terminal import Json, Plan, Quiet, Split, console, print_json, wrapping
 from padless.runtime.storage import is_url
 
 
@@ -36,10 +35,12 @@ def report(
         Path | None,
         Option(metavar="FILE", help="Instead of DIR: lengths of a trainer's batches, JSONL or CSV."),
     ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Padding utilization: the packs against naive batching and the bound."""
     from padless.packer.cost import read_cost
+    from padless.packer.progress import progress
     from padless.packer.report import build_report
     from padless.packer.report_view import print_comparison, print_report
 
@@ -68,7 +69,10 @@ def report(
         print(f"written to {write_card(folders[0])}")
         return
     cost = read_cost(model) if model is not None else None
-    found = [build_report(folder, split=split, plan=plan, model=cost) for folder in folders]
+    with progress(quiet=quiet) as tell:
+        found = [
+            build_report(folder, split=split, plan=plan, model=cost, progress=tell) for folder in folders
+        ]
     if html is not None:
         from padless.packer.page import write_page
         from padless.packer.report_page import comparison_page, report_page
@@ -96,23 +100,26 @@ def inspect(
         str | None, Option(help="Instead: the first pack with these words, from --pack on.")
     ] = None,
     browse: Annotated[
-        bool, Option("--browse", help="Go on with n (next), p (previous), a number, or q (quit).")
+        bool, Option("--browse", help="Go on by keys: n (next), p (previous), a number, /words, q.")
     ] = False,
     html: Annotated[
         Path | None, Option(metavar="FILE", help="Write the packs as one page that needs nothing else.")
     ] = None,
     split: Split = None,
     plan: Plan = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """One pack decoded: boundaries, what is trained, where each sequence came from."""
     from padless.packer.find import find_pack
-    from padless.packer.inspect import browse_packs, describe_pack, print_pack
+    from padless.packer.inspect import describe_pack, print_pack
+    from padless.packer.progress import progress
 
     numbers = list(dict.fromkeys(pack or [0]))
     if sequence is not None or row is not None or text is not None:
         where: dict[str, Any] = dict(sequence=sequence, row=row, source=source, text=text)
-        numbers = [find_pack(folder, **where, first=numbers[0], split=split, plan=plan)]
+        with progress(quiet=quiet) as tell:
+            numbers = [find_pack(folder, **where, first=numbers[0], split=split, plan=plan, progress=tell)]
     found = [describe_pack(folder, number, split=split, plan=plan) for number in numbers]
     if html is not None:
         from padless.packer.inspect_page import inspect_page
@@ -128,6 +135,8 @@ def inspect(
         for one in found:
             print_pack(one, console)
         if browse:
+            from padless.packer.browse import browse_packs
+
             browse_packs(folder, found[-1], console, split=split, plan=plan)
 
 
@@ -151,12 +160,15 @@ def verify(
             "labels, losses. (Has to be installed.)",
         ),
     ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
     """Check every file, pack and line of a packed folder; exit 1 where one is not as the manifest says."""
+    from padless.packer.progress import progress
     from padless.packer.verify import verify as run_verify
 
-    found = run_verify(folder, split=split, plan=plan, model=model, trainer=trainer)
+    with progress(quiet=quiet) as tell:
+        found = run_verify(folder, split=split, plan=plan, model=model, trainer=trainer, progress=tell)
     if as_json:
         print_json(found.to_json())
     else:
@@ -188,20 +200,13 @@ def export(
 
     from padless.packer.export import ExportConfig
     from padless.packer.export import export as run_export
+    from padless.packer.progress import progress
 
     config = ExportConfig(
         folder=folder, to=to, output=output, split=split, plan=plan, shard_size=shard_size, force=force
     )
-    if quiet or as_json or not sys.stderr.isatty():
-        found = run_export(config)
-    else:
-        from rich.progress import MofNCompleteColumn, Progress
-
-        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-        with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-            task = bar.add_task("packs")
-            run = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
-            found = run_export(config, progress=run)
+    with progress(quiet=quiet) as tell:
+        found = run_export(config, progress=tell)
     if as_json:
         print_json(asdict(found))
     elif not quiet:

@@ -2,7 +2,7 @@
 
 The fields are spelled like the options of `pack-dataset build`; a YAML file has the same names. What can
 change the bytes of a packed folder is in `PackConfig.recorded()` and goes into the manifest; what cannot
-(output, workers, force, quiet) does not.
+(output, workers, engine, force, quiet) does not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ LABELS = ("auto", "always")
 COMPRESSION = ("none", "zstd", "lz4")
 KEEP_OR_DROP = ("keep", "drop")
 ERROR_OR_DROP = ("error", "drop")
+ENGINES = ("local", "ray")
 MIX_BY = ("records", "tokens", "trained")
 
 INT64_MAX = 2**63 - 1
@@ -29,7 +30,7 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2*
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)?\s*", re.IGNORECASE)
 NOT_RECORDED = frozenset(
     ("sources", "eval_sources", "split", "subset", "revision", "tokenizer", "template", "output", "workers")
-    + ("force", "progress")
+    + ("force", "progress", "engine", "ray_address")
     # These stand in the manifest as `mix`, by source.
     + ("weights", "max_records", "max_tokens", "mix_by", "mix_target", "max_repeats")
 )
@@ -117,7 +118,12 @@ class PackConfig:
     compression: str = "none"
     seed: int = 0
     workers: int | None = None
-    """Processes or threads that tokenize; None: the cores."""
+    """Processes or threads that tokenize; None: the cores. On Ray the tasks under way, at most; None: two for
+    each of the cluster's cores."""
+    engine: str = "local"
+    """Where the work is done: on this machine, or as tasks of a Ray cluster."""
+    ray_address: str | None = None
+    """HOST:PORT of the cluster's head; None: RAY_ADDRESS, else a cluster of this machine alone."""
     force: bool = False
     progress: Callable[[str, Mapping[str, float]], None] | None = None
     """Called with a stage's name and its counters; None: silent."""
@@ -192,9 +198,25 @@ class PackConfig:
                 "give one of the two"
             )
         self._choice("labels", LABELS)
+        self._choice("engine", ENGINES)
+        self._check_address()
         self._choice("compression", COMPRESSION)
         self._choice("on_bad_record", ERROR_OR_DROP)
         self._choice("on_empty_reply", KEEP_OR_DROP)
+
+    def _check_address(self) -> None:
+        address = self.ray_address
+        if address is None:
+            return
+        if not isinstance(address, str) or not address:
+            raise OptionError(f"ray_address must be HOST:PORT of a Ray cluster's head, got {address!r}")
+        if "://" in address:
+            raise OptionError(
+                f"ray_address {address}: Ray Client has no part in the cluster's storage; run the build on a "
+                "node of the cluster (ray job submit) and give HOST:PORT of its head"
+            )
+        if self.engine != "ray":
+            raise OptionError(f"ray_address {address} is for engine ray; give both")
 
     def _check_mix(self) -> None:
         self._pairs("weights", (int, float), "a weight")
@@ -250,6 +272,10 @@ class PackConfig:
         value = getattr(self, name)
         if value not in choices:
             raise OptionError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that shares no memory: what to do with records, without where they come from."""
+        return {**self.__dict__, "sources": (), "eval_sources": (), "progress": None}
 
     def recorded(self) -> dict[str, Any]:
         """The options that can change the bytes, as JSON values, for the manifest."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.reference import Answer, ReferenceProcess, encode_groups, load_reference
-from padless.packer.tokenizer_files import Loading, TokenizerFiles
+from padless.packer.tokenizer_files import Loading, TokenizerFiles, load_fast
 
 Ids = NDArray[np.int32]
 
@@ -108,7 +109,19 @@ class Encoder:
     @cached_property
     def reference(self) -> Any:
         """The `tokenizers` backend in this process, loaded when first needed."""
-        return load_reference(self.files.folder)
+        return load_reference(self.files.folder, self.files.contents["tokenizer.json"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that shares no memory: the file's bytes, and whether the fast backend is in use."""
+        model = {**self.files.spec["model"], "vocab": {}, "merges": []}
+        contents = {"tokenizer.json": self.files.contents["tokenizer.json"]}
+        files = replace(self.files, contents=contents, spec={**self.files.spec, "model": model})
+        kept = ("byte_lengths", "normalizes", "largest_id", "vocab_size")
+        return {**{name: self.__dict__[name] for name in kept}, "files": files, "fast": self.fast is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _groups=[], _process=None, why_not_fast="")
+        self.fast = load_fast(self.files.contents["tokenizer.json"]) if state["fast"] else None
 
     def drop_vocabulary(self) -> None:
         """Free the parsed vocabulary and merges; the counts and the added tokens stay."""

@@ -38,5 +38,9 @@ class WorkerLostError(PadlessError, RuntimeError):
     """A worker process ended without a word; what was finished is kept for the next try."""
 
 
+class ClusterError(PadlessError, RuntimeError):
+    """A node of a cluster cannot do its part; what was finished is kept for the next try."""
+
+
 class SourceLostError(PadlessError, OSError):
     """The connection to a remote source broke; what was finished is kept for the next try."""

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from padless.packer.errors import InputError
 from padless.packer.exports import EXPORTS, target_of
 from padless.packer.exports.job import Job, remove_tree
 from padless.packer.identity import version_of
+from padless.packer.progress import Report, part_of
 from padless.packer.sources.resolve import EXPORT_RECORD
 from padless.packer.token_store import disk_full
 from padless.runtime.format import checksum_file
@@ -63,8 +64,8 @@ class ExportResult:
     was_there: bool = False
 
 
-def export(config: ExportConfig, *, progress: Callable[[int, int], None] | None = None) -> ExportResult:
-    """Write the folder; `progress` is told how many packs of how many are done.
+def export(config: ExportConfig, *, progress: Report | None = None) -> ExportResult:
+    """Write the folder; `progress` is told of the packs that are done.
 
     Raises InputError for wrong use and for data that the form cannot tell, DiskFullError where there is
     no room, and what opening a packed folder raises.
@@ -89,14 +90,6 @@ def export(config: ExportConfig, *, progress: Callable[[int, int], None] | None 
     if (there := _finished(output, config, asked)) is not None:
         return _result(output, there, time.perf_counter() - begin, was_there=True)
     target = target_of(config.to)
-    total, done = len(reader), 0
-
-    def went_by(packs: int) -> None:
-        nonlocal done
-        done += packs
-        if progress is not None:
-            progress(done, total)
-
     with _beside(output) as folder:
         # Once more, now that no other export can be about to put its folder in place.
         if (there := _finished(output, config, asked)) is not None:
@@ -106,7 +99,7 @@ def export(config: ExportConfig, *, progress: Callable[[int, int], None] | None 
             folder=folder,
             shard_bytes=config.shard_size,
             further_columns=target.further_columns,
-            progress=went_by,
+            progress=part_of(progress, "packs", len(reader)),
         )
         try:
             target.write(job)

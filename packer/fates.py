@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from padless.packer.prepared import Prepared
 
 Integers = NDArray[np.int64]
+Counts = NDArray[np.signedinteger[Any]]
 
 
 class Sequences(NamedTuple):
@@ -71,10 +72,13 @@ def apply_policies(
     offsets = spanned.offsets
     lengths = np.diff(offsets)
     trained[offsets[:-1][lengths > 0]] = False  # nothing predicts a sequence's first token
-    values = spanned.ids ^ -trained.astype(np.int32)
-    before = np.zeros(len(trained) + 1, dtype=np.int64)
+    values = trained.astype(np.int32)
+    np.negative(values, out=values)
+    values ^= spanned.ids
+    # A long record has as many entries here as tokens, so they are no wider than they must be.
+    before: Counts = np.zeros(len(trained) + 1, dtype=np.int32 if len(trained) < 2**31 else np.int64)
     np.cumsum(trained, out=before[1:])
-    targets = before[offsets[1:]] - before[offsets[:-1]]
+    targets = (before[offsets[1:]] - before[offsets[:-1]]).astype(np.int64)
 
     status = np.full(len(records), WHOLE, dtype=np.uint8)
     reason = np.full(len(records), NONE, dtype=np.uint8)
@@ -96,10 +100,9 @@ def apply_policies(
             problem = _overflow(config, prepared, sequences, sequence, before, special)
             if problem:
                 problems.append(problem)
-        lines, values, taken = _with_special(
-            sequences, lengths, values, before, status, reason, empty_reply, special, too_long
+        lines, values, weights = _with_special(
+            sequences, lengths, values, weights, before, status, reason, empty_reply, special, too_long
         )
-        weights = weights[taken] if weights is not None else None
         return _with_dropped(lines, prepared), values, weights, problems
 
     lines = np.zeros(len(records), dtype=LINE)
@@ -130,7 +133,7 @@ def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> ND
     edges = np.zeros(len(spanned.ids) + 1, dtype=np.int32)
     np.add.at(edges, start[keep], 1)
     np.add.at(edges, end[keep], -1)
-    trained: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+    trained: NDArray[np.bool_] = np.cumsum(edges[:-1], out=edges[:-1]) > 0
     if config.train_on == "all" and sequences.chats:
         chat = np.isin(records, list(sequences.chats))
         trained |= np.repeat(chat, np.diff(spanned.offsets))
@@ -167,7 +170,7 @@ def _overflow(
     prepared: Prepared,
     sequences: Sequences,
     sequence: int,
-    before: Integers,
+    before: Counts,
     parts: Parts,
 ) -> Problem | None:
     """Cut one over-long sequence, or say why it cannot be."""
@@ -185,7 +188,7 @@ def _overflow(
             "--overflow drop, truncate or (for text) split",
         )
     if config.overflow == "split":
-        if not bool((before[first + 2 : stop + 1] - before[first + 1 : stop] == 1).all()):
+        if before[stop] - before[first + 1] != length - 1:  # all but the first token are trained
             return Problem(
                 number,
                 line,
@@ -218,14 +221,15 @@ def _with_special(
     sequences: Sequences,
     lengths: Integers,
     values: NDArray[np.int32],
-    before: Integers,
+    weights: NDArray[Any] | None,
+    before: Counts,
     status: NDArray[np.uint8],
     reason: NDArray[np.uint8],
     empty_reply: NDArray[np.bool_],
     special: Parts,
     is_special: NDArray[np.bool_],
-) -> tuple[NDArray[np.void], NDArray[np.int32], Integers]:
-    """Lines and values where some sequences are cut into parts of their own, and where the values were."""
+) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[Any] | None]:
+    """Lines, values and weights where some sequences are cut into parts of their own."""
     normal = np.flatnonzero(~is_special)
     sequence = np.concatenate([normal, np.asarray(special.sequence, dtype=np.int64)])
     order = np.lexsort((np.concatenate([0 * normal, special.part]), sequence))
@@ -245,12 +249,14 @@ def _with_special(
     length = lines["length"].astype(np.int64)
     first_counts = before[np.minimum(start + 1, len(before) - 1)] - before[start]
     lines["targets"] = np.where(length > 0, before[start + length] - before[start] - first_counts, 0)
-    out = np.cumsum(length) - length
-    taken = np.arange(int(length.sum())) + np.repeat(start - out, length)
-    found = values[taken]
-    begins = out[length > 0]
+    # A slice a line: an index for each token would be twice as large as the tokens.
+    taken = [slice(*ends) for ends in zip(start.tolist(), (start + length).tolist(), strict=True)]
+    found = np.concatenate([values[:0], *(values[part] for part in taken)])
+    begins = (np.cumsum(length) - length)[length > 0]
     found[begins] = np.where(found[begins] < 0, ~found[begins], found[begins])
-    return lines, found, taken
+    if weights is not None:
+        weights = np.concatenate([weights[:0], *(weights[part] for part in taken)])
+    return lines, found, weights
 
 
 def _with_dropped(lines: NDArray[np.void], prepared: Prepared) -> NDArray[np.void]:

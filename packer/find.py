@@ -6,12 +6,14 @@ one has them, which for words that are nowhere decodes everything (some million 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from padless.packer.errors import InputError
 from padless.packer.inspect import folder_tokenizer
+from padless.packer.progress import Report, part_of
 from padless.runtime.reader import PackedReader
 
 
@@ -25,6 +27,7 @@ def find_pack(
     first: int = 0,
     split: str | None = None,
     plan: str | None = None,
+    progress: Report | None = None,
 ) -> int:
     """The number of the pack with that sequence, that row (from 0) of `source`, or those words.
 
@@ -35,7 +38,7 @@ def find_pack(
     if sum(given is not None for given in (sequence, row, text)) != 1:
         raise InputError("give one of --sequence, --row and --text")
     if text is not None:
-        return _with_words(reader, text, first)
+        return _with_words(reader, text, first, part_of(progress, "packs", len(reader) - first))
     if row is not None:
         sequence = _sequence_of(reader, row, source)
     assert sequence is not None
@@ -73,7 +76,7 @@ def _sequence_of(reader: PackedReader, row: int, source: str | None) -> int:
     return int(found[0])
 
 
-def _with_words(reader: PackedReader, words: str, first: int) -> int:
+def _with_words(reader: PackedReader, words: str, first: int, searched: Callable[[float], None]) -> int:
     tokenizer = folder_tokenizer(reader)
     if tokenizer is None:
         raise InputError(
@@ -88,5 +91,6 @@ def _with_words(reader: PackedReader, words: str, first: int) -> int:
         sequences = [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
         if any(words in decoded for decoded in tokenizer.decode_batch(sequences, skip_special_tokens=False)):
             return number
+        searched(1)
     since = f"from pack {first} on" if first else "in any pack"
     raise InputError(f"{words!r} is not {since}: words are looked for as they are written, within a sequence")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.gather import Gather
 from padless.runtime.format import IGNORE_INDEX
 from padless.runtime.reader import PackedReader
 
@@ -113,6 +114,9 @@ class FolderGather:
     """Sequence-level columns, [sequences] each."""
     cut: bool = False
     """Fragments, of which all but the first token is trained, whatever the folder says."""
+
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
+        return self
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None

@@ -6,7 +6,7 @@ sequence: a copy per sequence, no index per token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +30,9 @@ class Gather(Protocol):
     @property
     def ids(self) -> NDArray[Any] | None:
         """[sequences]: each one's line of the sequence table; None: its own number."""
+
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
+        """The same for the sequences of one record batch alone, whose first pack is `first`."""
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
@@ -65,6 +68,11 @@ class StoreGather:
     """Fragments, of which all but the first token is trained, whatever the store says."""
     is_rollout: bool = False
     """`weights` are VALUES of rollouts."""
+    let_go: Callable[[], None] = lambda: None
+    """Takes what is mapped of the store out of this process's memory until it is touched again."""
+
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
+        return self
 
     def fill(
         self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
@@ -91,6 +99,11 @@ class StoreGather:
         """The stored tokens of these sequences, one after the other."""
         return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
 
+    def stored_weights(self, sequences: NDArray[Any]) -> NDArray[Any]:
+        """What is stored beside their tokens: float32 each, or VALUES."""
+        kind = VALUES if self.is_rollout else np.dtype("<f4")
+        return np.frombuffer(self._taken(self.weights, sequences, kind.itemsize), dtype=kind)
+
     @property
     def is_weighted(self) -> bool:
         return self.weights is not None and not self.is_rollout
@@ -100,9 +113,8 @@ class StoreGather:
             column: NDArray[Any] = self.extras[name][sequences]
             return column
         if self.is_rollout:
-            values = np.frombuffer(self._taken(self.weights, sequences, VALUES.itemsize), dtype=VALUES)
-            return np.ascontiguousarray(values[name])
-        found: NDArray[np.float32] = np.frombuffer(self._taken(self.weights, sequences), dtype="<f4").copy()
+            return np.ascontiguousarray(self.stored_weights(sequences)[name])
+        found: NDArray[np.float32] = self.stored_weights(sequences).copy()
         found[found == 0] = 1  # the record gives none
         trained = self.values(sequences) < 0
         if self.cut:  # as in `fill`
@@ -112,10 +124,14 @@ class StoreGather:
         found[~trained] = 0
         return found
 
+    def _elements(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        found: NDArray[np.int32] = self.elements[sequences]
+        return found
+
     def _taken(self, binary: pa.Array, sequences: NDArray[Any], size: int = 4) -> pa.Buffer:
         import pyarrow as pa
 
-        elements = self.elements[sequences]
+        elements = self._elements(sequences)
         indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
         taken = binary.take(indexes)
         tokens = int(self.lengths[sequences].sum(dtype=np.int64))

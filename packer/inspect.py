@@ -2,12 +2,14 @@
 
 Text is decoded run by run (a stretch of trained or masked tokens), not token by token, so that a
 character made of several tokens stays whole; a run that ends inside one shows U+FFFD there. Special
-tokens are shown. What a data set wrote is never taken for markup or for terminal commands.
+tokens are shown and marked, so that they differ from text that spells the same. What a data set wrote is
+never taken for markup or for terminal commands.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +17,23 @@ import numpy as np
 
 from padless.packer.errors import InputError
 from padless.runtime.format import IGNORE_INDEX, PadlessError
-from padless.runtime.reader import Array, Pack, PackedReader
+from padless.runtime.reader import Pack, PackedReader
 
 if TYPE_CHECKING:
     from rich.console import Console
     from tokenizers import Tokenizer
 
+Decode = Callable[[list[int]], tuple[str, list[list[int]]]]
 _TABLE_COLUMNS = ("record", "source", "row", "part", "status")
-_TRAINED, _MASKED = "bold green", "dim"
+_TRAINED, _MASKED, _SPECIAL = "bold green", "dim", " reverse"
 
 
 def describe_pack(
     path: str | Path, index: int, *, split: str | None = None, plan: str | None = None
 ) -> dict[str, Any]:
     """Pack number `index` (negative: from the end) as plain data for `inspect --json`.
+
+    A segment's `special` are the places of special tokens in its text, [first character, end] each.
 
     Raises InputError where there is no such pack, and what opening a folder raises.
     """
@@ -38,7 +43,7 @@ def describe_pack(
         raise InputError(f"there is no pack {index}: {reader.location} {holds}")
     pack = reader[index]
     table = reader.sequence_table(_TABLE_COLUMNS)
-    tokenizer = folder_tokenizer(reader)
+    decode = _decoder(folder_tokenizer(reader))
     sequences: list[dict[str, Any]] = []
     offset = 0
     for sequence_id, length in zip(pack.sequence_ids.tolist(), pack.seq_lengths.tolist(), strict=True):
@@ -48,7 +53,7 @@ def describe_pack(
                 f"{table.num_rows} lines: run pack-dataset verify {reader.location}"
             )
         line = {name: table.column(name)[sequence_id].as_py() for name in _TABLE_COLUMNS}
-        segments = _segments(pack, offset, length, tokenizer)
+        segments = _segments(pack, offset, length, decode)
         extras = {
             name: pack.extras[name].tolist()[len(sequences)]
             for name, level in pack.extra_levels.items()
@@ -71,11 +76,16 @@ def describe_pack(
     return {
         "pack": index % len(reader),
         "packs": len(reader),
-        "max_length": reader.manifest.statistics["max_length"],
+        "max_length": _max_length(reader),
         "num_tokens": pack.num_tokens,
         "num_targets": pack.num_targets,
         "sequences": sequences,
     }
+
+
+def _max_length(reader: PackedReader) -> int:
+    facts = reader.manifest.statistics if reader.plan is None else reader.plan.facts
+    return int(facts["max_length"])
 
 
 def print_pack(pack: dict[str, Any], console: Console) -> None:
@@ -89,7 +99,8 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
             f"{pack['num_tokens']} of {pack['max_length']} tokens, {pack['num_targets']} trained"
         )
     )
-    console.print(Text.assemble(("trained", _TRAINED), "  ", ("masked", _MASKED)))
+    special = ("special token", _SPECIAL.strip())
+    console.print(Text.assemble(("trained", _TRAINED), "  ", ("masked", _MASKED), "  ", special))
     for sequence in pack["sequences"]:
         end = sequence["offset"] + sequence["length"]
         part = f" part {sequence['part']}" if sequence["part"] else ""
@@ -102,34 +113,10 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
         console.print(Rule(Text(title), align="left"))
         body = Text()
         for run in sequence["segments"]:
-            body.append(visible(run["text"]), style=_TRAINED if run["trained"] else _MASKED)
+            style = _TRAINED if run["trained"] else _MASKED
+            for text, is_special in pieces(run):
+                body.append(visible(text), style=style + _SPECIAL * is_special)
         console.print(body)
-
-
-def browse_packs(
-    path: str | Path,
-    pack: dict[str, Any],
-    console: Console,
-    *,
-    split: str | None = None,
-    plan: str | None = None,
-) -> None:
-    """Ask where to go from a pack, until `q` or the end of the input; at either end it stays."""
-    number, count = pack["pack"], pack["packs"]
-    while True:
-        try:
-            word = console.input("n next, p previous, a number, q quit: ").strip()
-        except EOFError:
-            return
-        if word == "q":
-            return
-        steps = {"n": number + 1, "": number + 1, "p": number - 1}
-        wanted = int(word) if word.isdecimal() else steps.get(word, -1)
-        if not 0 <= wanted < count:
-            console.print(f"there are packs 0 to {count - 1}; this is {number}")
-            continue
-        number = wanted
-        print_pack(describe_pack(path, number, split=split, plan=plan), console)
 
 
 def visible(text: str) -> str:
@@ -146,25 +133,59 @@ def visible(text: str) -> str:
     )
 
 
-def _segments(pack: Pack, offset: int, length: int, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+def pieces(run: dict[str, Any], begin: int = 0, end: int | None = None) -> Iterator[tuple[str, bool]]:
+    """A run's text from character `begin` to `end`, in pieces: (text, whether it is a special token)."""
+    text, at = run["text"][:end], begin
+    for first, last in run["special"]:
+        first, last = max(first, at), min(last, len(text))
+        if first < last:
+            if at < first:
+                yield text[at:first], False
+            yield text[first:last], True
+            at = last
+    if at < len(text):
+        yield text[at:], False
+
+
+def _segments(pack: Pack, offset: int, length: int, decode: Decode) -> list[dict[str, Any]]:
     """The sequence in runs of trained or masked tokens, decoded."""
     ids = pack.input_ids[offset : offset + length]
     trained = pack.labels[offset : offset + length] != IGNORE_INDEX
     cuts = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), length]
-    return [
-        {
-            "text": _decode(ids[start:stop], tokenizer),
-            "trained": bool(trained[start]),
-            "tokens": stop - start,
-        }
-        for start, stop in zip(cuts, cuts[1:], strict=False)
-    ]
+    found = []
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        text, special = decode(ids[start:stop].tolist())
+        found.append(
+            {"text": text, "special": special, "trained": bool(trained[start]), "tokens": stop - start}
+        )
+    return found
 
 
-def _decode(ids: Array, tokenizer: Tokenizer | None) -> str:
+def _decoder(tokenizer: Tokenizer | None) -> Decode:
+    """Ids to their text, and where in it (first character, end) special tokens stand."""
     if tokenizer is None:
-        return " ".join(map(str, ids.tolist()))
-    return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        return lambda ids: (" ".join(map(str, ids)), [])
+    added = tokenizer.get_added_tokens_decoder()
+    names = {number: token.content for number, token in added.items() if token.special}
+
+    def decode(ids: list[int]) -> tuple[str, list[list[int]]]:
+        whole: str = tokenizer.decode(ids, skip_special_tokens=False)
+        places = [place for place, number in enumerate(ids) if number in names]
+        found, at = [], 0
+        begins = [0, *(place + 1 for place in places)]
+        for begin, place in zip(begins, places, strict=False):
+            name = names[ids[place]]
+            between = tokenizer.decode(ids[begin:place], skip_special_tokens=False)
+            first = at + len(between)
+            if not whole.startswith(name, first):  # pieces and the whole differ in a space
+                first = whole.find(name, at)
+            if first < 0:
+                continue
+            at = first + len(name)
+            found.append([first, at])
+        return whole, found
+
+    return decode
 
 
 def folder_tokenizer(reader: PackedReader) -> Tokenizer | None:

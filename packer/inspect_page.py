@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from padless.packer.charts import key, strip
+from padless.packer.inspect import pieces
 from padless.packer.page import page, text
 
 _CHARACTERS = 400_000
@@ -25,7 +26,8 @@ def inspect_page(packs: Sequence[dict[str, Any]]) -> str:
     body = [
         f'<header><p class="quiet">of {packs[0]["packs"]:,} in this folder</p><h1>{word} {numbers}</h1>'
         + key([("now", "trained"), ("third", "masked: context, not trained")])
-        + "</header>"
+        + '<p class="quiet"><b class="special">Special tokens</b> are underlined; text that spells the same '
+        "is not.</p>" + "</header>"
     ]
     left = _CHARACTERS // _LEAST
     for pack in packs:
@@ -60,11 +62,20 @@ def _pack(pack: dict[str, Any], each: int, most: int) -> str:
             *([sequence["status"]] if sequence["status"] != "whole" else ()),
             *(f"{name} {value}" for name, value in sequence["extras"].items()),
         ]
-        runs = "".join(
-            f"<mark>{text(run['text'], each)}</mark>"
-            if run["trained"]
-            else f'<span class="masked">{text(run["text"], each)}</span>'
-            for run in sequence["segments"][: _CHARACTERS // _LEAST]
-        )
+        runs = "".join(_run(run, each) for run in sequence["segments"][: _CHARACTERS // _LEAST])
         found.append(f'<p class="quiet">{text(" · ".join(facts))}</p><pre tabindex="0">{runs}</pre>')
     return "".join(found) + "</section>"
+
+
+def _run(run: dict[str, Any], each: int) -> str:
+    """A run with its special tokens marked, cut in its middle to `each` characters."""
+    whole, tail = len(run["text"]), each // 3
+    parts = [pieces(run)] if whole <= each else [pieces(run, 0, each - tail), pieces(run, whole - tail)]
+    inside = " … ".join(
+        "".join(
+            f"<b>{text(content, each)}</b>" if is_special else text(content, each)
+            for content, is_special in part
+        )
+        for part in parts
+    )
+    return f"<mark>{inside}</mark>" if run["trained"] else f'<span class="masked">{inside}</span>'

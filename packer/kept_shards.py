@@ -28,6 +28,8 @@ class KeptShards:
         self._path = os.path.join(work, JOURNAL)
         self._output, self._key = output, key
         self._lock = Lock()
+        self._whole: set[tuple[str, int]] = set()
+        """Those whose checksum has been seen to hold."""
         self._found = self._take_up()
         """(split, number of the shard) -> what is known of it; only of files that are there."""
 
@@ -64,8 +66,8 @@ class KeptShards:
     def find(self, split: str, number: int) -> ShardInfo | None:
         """A finished shard whose file is whole, or None."""
         info = self._found.get((split, number))
-        if info is None:
-            return None
+        if info is None or (split, number) in self._whole:
+            return info
         path = Path(self._output, split, info.file)
         try:
             check_file(path, info.bytes, info.checksum)
@@ -74,6 +76,7 @@ class KeptShards:
                 del self._found[split, number]
             path.unlink(missing_ok=True)
             return None
+        self._whole.add((split, number))
         return info
 
     def add(self, split: str, number: int, info: ShardInfo) -> None:

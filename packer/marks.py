@@ -23,6 +23,9 @@ from padless.packer.formats.examples import Chat, Example, Pair, RecordError, Te
 CANDIDATES = "".join(map(chr, [*range(1, 9), *range(14, 28)]))
 """One byte each, and no white space: no template and no tokenizer trims them away."""
 
+BLOCK = 2**20
+"""Bytes that are looked at together: what is made of them for a moment stays small beside a long text."""
+
 Offsets = NDArray[np.int64]
 
 
@@ -111,6 +114,31 @@ def mark_plain(example: Pair | Text, marks: str, *, train_prompt: bool) -> str:
     return f"{example.prompt}{marks[0]}{example.completion}{marks[1]}{marks[2]}"
 
 
+def whole_texts(texts: list[str], *, normalizes: bool) -> Marked:
+    """Texts that are trained from end to end, which need no marks: nothing is copied, however long they are.
+
+    `normalizes`: as of `split_marked`.
+    """
+    every = np.arange(len(texts))
+    places = _byte_offsets(texts)
+    found = Marked(texts, places, every, places[:-1], places[1:])
+    if normalizes and any(_is_unstable(text) for text in texts):
+        places = _byte_offsets([unicodedata.normalize("NFC", t) if _is_unstable(t) else t for t in texts])
+        nowhere = np.zeros(len(texts), dtype=np.bool_)
+        found = found._replace(counted=Counted(places, places[:-1], places[1:], nowhere))
+    return found
+
+
+def _byte_offsets(texts: list[str]) -> Offsets:
+    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+    np.cumsum([len(t) if t.isascii() else len(t.encode("utf-8")) for t in texts], out=offsets[1:])
+    return offsets
+
+
+def _is_unstable(text: str) -> bool:
+    return not text.isascii() and not unicodedata.is_normalized("NFC", text)
+
+
 def split_marked(marked: str, marks: str, *, normalizes: bool = False) -> Marked:
     """Take the marks out; `normalizes`: count the bytes in NFC, as the tokenizer will.
 
@@ -118,7 +146,13 @@ def split_marked(marked: str, marks: str, *, normalizes: bool = False) -> Marked
     """
     data = np.frombuffer(marked.encode("utf-8"), dtype=np.uint8)
     opening, closing, ending = (ord(mark) for mark in marks)
-    at = np.flatnonzero((data == opening) | (data == closing) | (data == ending))
+    at = np.concatenate(
+        [
+            begin + np.flatnonzero((block == opening) | (block == closing) | (block == ending))
+            for begin in range(0, len(data) or 1, BLOCK)
+            for block in [data[begin : begin + BLOCK]]
+        ]
+    )
     kind = data[at]
     clean = at - np.arange(len(at))
     is_end = kind == ending
@@ -127,9 +161,7 @@ def split_marked(marked: str, marks: str, *, normalizes: bool = False) -> Marked
     if len(opens) != len(closes) or not np.array_equal(closes, opens + 1):
         raise RecordError("the template's generation blocks overlap or are left open")
     text_of_mark = np.cumsum(is_end) - is_end
-    is_text = np.ones(len(data), dtype=np.bool_)
-    is_text[at[~is_end]] = False
-    texts = data[is_text].tobytes().decode("utf-8").split(marks[2])
+    texts = marked.replace(marks[0], "").replace(marks[1], "").split(marks[2])
     texts.pop()  # behind the last end mark
     offsets = np.zeros(len(texts) + 1, dtype=np.int64)
     offsets[1:] = clean[is_end]

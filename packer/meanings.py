@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 MEANINGS: dict[str, tuple[str, str]] = {
     "useful": (
         "Useful share",
@@ -79,17 +81,29 @@ PER_PACK = {
 }
 
 
-def gain_sentence(speed_up: dict[str, object] | None, model: dict[str, object] | None) -> str:
+def gain_sentence(speed_up: dict[str, Any] | None, model: dict[str, Any] | None) -> str:
     """What packing saves, in a sentence that says what was counted."""
     if speed_up is None:
         return "There are no sequences, so there is nothing to gain."
     parts = (
-        f"Against batches of {speed_up['batch_size']}, the same rows take {speed_up['linear']:.2f} times "
-        f"fewer places for tokens and {speed_up['quadratic']:.2f} times fewer pairs of tokens in attention"
+        f"Against batches of {speed_up['batch_size']}, the same rows take {_fewer(speed_up['linear'])} "
+        f"places for tokens and {_fewer(speed_up['quadratic'])} pairs of tokens in attention"
     )
     if model is None:
         return f"{parts}; --model CONFIG weighs the two for a model."
     return (
-        f"{parts}: {speed_up['total']:.2f} times fewer FLOPs for {model['name']}, of whose work now "
+        f"{parts}: {_fewer(speed_up['total'])} FLOPs for {model['name']}, of whose work now "
         f"{speed_up['attention_share']:.1%} is attention. FLOPs are not seconds, but padding costs both."
     )
+
+
+def _fewer(before_over_now: float) -> str:
+    """How many times fewer, or more where a few short sequences leave their pack empty."""
+    if round(before_over_now, 2) < 1:
+        return f"{1 / before_over_now:.2f} times as many"
+    return f"{before_over_now:.2f} times fewer"
+
+
+def counted(number: int, word: str) -> str:
+    """A number with its word: 1 pack, 2 packs."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from padless.packer.cost import causal_pairs
 from padless.packer.lengths import Lengths
 from padless.packer.lines import DROPPED, FRAGMENT, STATUSES
+from padless.packer.progress import Report, part_of
 from padless.runtime.reader import Array, PackedReader, column_to_numpy
 
 Integers = NDArray[np.int64]
@@ -77,7 +78,7 @@ class Measured:
     """longest, shortest, least trained and most cut: a few lines of the table each."""
 
 
-def measure(reader: PackedReader, *, window: int | None = None) -> Measured:
+def measure(reader: PackedReader, *, window: int | None = None, progress: Report | None = None) -> Measured:
     """Read the table once; `window` in tokens, of a model's sliding attention.
 
     Raises what `PackedReader.sequence_lines` raises.
@@ -85,6 +86,7 @@ def measure(reader: PackedReader, *, window: int | None = None) -> Measured:
     counting = _Counting(len(reader), len(reader.manifest.sources), window)
     pack_of = _packs_by_plan(reader)
     first = 0
+    counted = part_of(progress, "sequences", sum(info.lines for info in reader.manifest.sequence_tables))
     for table in reader.sequence_lines(_COLUMNS):
         lines = {name: column_to_numpy(table.column(name)) for name in _COLUMNS if name not in _WORDS}
         for name in _WORDS:
@@ -93,6 +95,7 @@ def measure(reader: PackedReader, *, window: int | None = None) -> Measured:
             lines["pack"] = pack_of[first : first + len(table)]
         counting.add(lines, first)
         first += len(table)
+        counted(len(table))
     return counting.found()
 
 

@@ -105,7 +105,8 @@ def draw(
             continue
         passes, rest = divmod(share, int(amounts.sum()))
         times[mine] = passes
-        times[mine[: _fitting(amounts, rest)]] += 1
+        if rest:  # none: nor for records of no trained token, which would fit
+            times[mine[: _fitting(amounts, rest)]] += 1
     return times
 
 

@@ -18,7 +18,7 @@ from padless.runtime.format import MANIFEST, WORK_FOLDER
 
 _FILES = r"sequences(-\d{5,})?\.parquet|dataset_info\.json|state\.json|dataset_dict\.json|manifest\.json"
 _OURS = re.compile(
-    rf"shard-\d{{5,}}-[0-9a-f]{{8}}\.arrow|{_FILES}|\.(shard-\d{{5,}}|tokenizer-.*|{_FILES})\.tmp"
+    rf"shard-\d{{5,}}-[0-9a-f]{{8}}\.arrow|{_FILES}|\.(shard-\d{{5,}}(-[0-9a-f]{{8}})?|tokenizer-.*|{_FILES})\.tmp"
 )
 _SPLITS = "splits.json"
 _FREE = ("README.md", "report.html")

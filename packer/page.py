@@ -62,6 +62,7 @@ th{font-weight:600;color:var(--quiet);font-size:.8125rem}
 tbody th{color:var(--ink);font-size:.9375rem;font-weight:400}
 th.words,td.words{text-align:left}
 td.long,th.long{white-space:normal;overflow-wrap:anywhere;min-width:11rem}
+tr>.words:not(:first-child){padding-left:.6rem}
 tr.here th,tr.here td{font-weight:650}
 tr>*:last-child{padding-right:0}
 td.bar{width:30%;min-width:6rem}
@@ -91,11 +92,12 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;
 font:.9rem/1.55 ui-monospace,"SF Mono",Menlo,Consolas,monospace;
 background:var(--wash);padding:.9rem 1rem;border-radius:.4rem;margin:.5rem 0}
 pre mark{background:none;color:var(--now);font-weight:650}
-pre mark b,pre b{font-weight:inherit;border-bottom:2px dotted currentColor}
+pre b,b.special{font-weight:inherit;border-bottom:2px dotted currentColor}
 pre .masked{color:var(--quiet)}
 footer{border-top:1px solid var(--rule);margin-top:1rem;padding-top:1rem;padding-bottom:2.5rem}
 @media (max-width:36rem){svg text{font-size:15px}.wide{display:none}header{padding-top:1.5rem}
-th,td{padding-right:.6rem}.was-bar,.now-bar{grid-template-columns:3.4rem 1fr 3.6rem;gap:.5rem}}
+th,td{padding-right:.6rem}td.long,th.long{min-width:6.5rem}
+.was-bar,.now-bar{grid-template-columns:3.4rem 1fr 3.6rem;gap:.5rem}}
 @media print{:root{--paper:#fff;--ink:#000;--quiet:#444;--rule:#bbb;--wash:#f2f2f2;--now:#0a6b64;
 --was:#a8480a;
 --third:#777;--note:#fff4e0;--note-ink:#4a2a00}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}

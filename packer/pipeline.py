@@ -13,9 +13,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from padless.packer.commit import Beside, Facts, write_beside, write_rest, write_shards, write_splits
+from padless.packer.buckets import remove_buckets
+from padless.packer.commit import (
+    Beside,
+    Facts,
+    near_shards,
+    write_beside,
+    write_rest,
+    write_shards,
+    write_splits,
+)
 from padless.packer.config import PackConfig
-from padless.packer.errors import DiskFullError, WorkerLostError
+from padless.packer.engine import Engine, engine_of
+from padless.packer.errors import ClusterError, DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import lines_of_split
 from padless.packer.gather import Gather
@@ -52,7 +62,7 @@ from padless.runtime.format import (
 )
 from padless.runtime.storage import is_url
 
-RESUMABLE = (DiskFullError, WorkerLostError, KeyboardInterrupt, OSError)
+RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
 
 _LEAST_ROOM = 2**16
@@ -95,7 +105,11 @@ def build(config: PackConfig) -> BuildResult:
     gc.disable()  # millions of records and no cycles among them
     loading = take_loading(tokenizer_folder(config.tokenizer))
     try:
-        return Build(config).run(loading)
+        building = Build(config)
+        try:
+            return building.run(loading)
+        finally:
+            building.engine.stop()
     finally:
         loading.stop()
         if collecting:
@@ -111,6 +125,7 @@ class Build:
         self.profile: dict[str, float] = {}
         self.report = config.progress or (lambda stage, counters: None)
         self.workers = config.workers or len(os.sched_getaffinity(0))
+        self.engine: Engine = engine_of(config, self.workers)
 
     def _done(self, stage: str) -> None:
         now = time.perf_counter()
@@ -125,6 +140,10 @@ class Build:
             text_by=config.text_by,
             choice=Choice(split=config.split, subset=config.subset, revision=config.revision),
         )
+        if not self.engine.is_here:  # other machines work in other folders
+            for file in self.files:
+                if file.data is None and not is_url(file.path):
+                    file.path = os.path.abspath(file.path)
         check_output(output)
         import pyarrow.compute  # noqa: F401 (in the shadow of the tokenizer's load)
         import pyarrow.parquet  # noqa: F401
@@ -141,6 +160,7 @@ class Build:
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             found.seconds = time.perf_counter() - self.started
             return found
+        self.engine.start()
         made = first_missing(output)
         try:
             folder = WorkFolder(output)
@@ -170,6 +190,11 @@ class Build:
     def _run_for_url(self, url: str, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
         """Do the work in a folder on this machine, and upload it."""
         check_writable(url)
+        if not self.engine.is_here:
+            raise InputError(
+                f"--engine {self.config.engine} makes a folder that every node sees, and {url} is a URL: "
+                "give a folder on shared storage, and copy it there afterwards"
+            )
         found = self._finished()
         if found is None or is_held(url):
             with Publishing(url, self.identity.key(), force=self.config.force, report=self.report) as target:
@@ -208,7 +233,7 @@ class Build:
         resumed = len(store.entries)
         if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
             sweep(self.config.output, set())  # another build's shards need no room
-        stage = Tokenizing(self.identity, store, self.workers, self.report, self._done)
+        stage = Tokenizing(self.identity, store, self.engine, self.report, self._done)
         try:
             stage.run(loading)
         except DiskFullError as error:
@@ -230,7 +255,11 @@ class Build:
         )
         self._done("plan")
         tokens, weights = lay_elements(store)
-        gathers: list[Gather] = [gather_of(tokens, weights, split) for split in lines]
+        gathers: list[Gather] = [gather_of(tokens, weights, split, store.let_go) for split in lines]
+        # Who needs the store no more holds nothing of it.
+        del tokens, weights
+        for split in lines:
+            split.elements = split.elements[:0].copy()
         pieces = [pieces_of(store, n, len(lines), split) for n, split in enumerate(lines)]
         key = self.identity.key()
         manifests = self._write(lines, plans, gathers, pieces, self._facts(stage), key)
@@ -290,10 +319,13 @@ class Build:
             return [write_beside(folders[n], pieces[n], plans[n], lines[n], facts) for n in range(len(names))]
 
         try:
+            remove_buckets(output)
+            for n, name in enumerate(names):  # before the sequence table, which has places in memory
+                gathers[n] = near_shards(output, name, plans[n], lines[n], gathers[n], layout, kept)
             with ThreadPoolExecutor(1) as other:
                 # A data set that is there is left whole until the new one's shards are complete.
                 early = other.submit(beside) if fresh else None
-                shards = self._write_shards(folders, plans, lines, gathers, layout, kept)
+                shards = self._write_shards(plans, lines, gathers, layout, kept)
             if not fresh:
                 retract(output)
                 for folder in folders:
@@ -328,7 +360,6 @@ class Build:
 
     def _write_shards(
         self,
-        folders: list[str],
         plans: list[PackPlan],
         lines: list[SplitLines],
         gathers: list[Gather],
@@ -342,10 +373,8 @@ class Build:
             self.report("write", counts)
 
         return [
-            write_shards(folder, name, plan, split, gather, layout, self.workers, count, kept)
-            for folder, name, plan, split, gather in zip(
-                folders, self.identity.splits, plans, lines, gathers, strict=True
-            )
+            write_shards(self.config.output, name, plan, split, gather, layout, self.engine, count, kept)
+            for name, plan, split, gather in zip(self.identity.splits, plans, lines, gathers, strict=True)
         ]
 
     def _facts(self, stage: Tokenizing) -> Facts:

@@ -160,7 +160,7 @@ def shuffle_packs(plan: PackPlan, seed: int) -> PackPlan:
     np.cumsum(np.diff(plan.offsets)[moved], out=offsets[1:])
     columns = (plan.order, plan.starts, plan.lengths)
     shuffled = [None if column is None else np.empty_like(column) for column in columns]
-    for packs, entries in _blocks(offsets):
+    for packs, entries in blocks(offsets):
         sizes = np.diff(offsets[packs.start : packs.stop + 1])
         source = np.arange(entries.start, entries.stop)
         source += np.repeat(begins[packs] - offsets[packs], sizes)
@@ -203,7 +203,7 @@ def plan_hash(plan: PackPlan, seq_lengths: ArrayLike, max_length: int) -> str:
     header = (1, max_length, len(lengths), len(plan))  # 1: of this recipe
     digest.update(np.array(header, "<i8").tobytes())
     digest.update(np.ascontiguousarray(plan.offsets, "<i8").data)
-    for _, entries in _blocks(plan.offsets):
+    for _, entries in blocks(plan.offsets):
         order = plan.order[entries]
         table = np.zeros((len(order), 3), "<i8")  # a row an entry, so blocks leave no trace
         table[:, 0] = order
@@ -241,7 +241,7 @@ def check_plan(
         _claim(entries == len(lengths) and bool(seen.all()), "not every sequence is there once")
     else:
         _check_parts(plan.order, plan.starts, plan.lengths, lengths)
-    for packs, block in _blocks(offsets):
+    for packs, block in blocks(offsets):
         order = plan.order[block]
         tokens = lengths[order] if plan.lengths is None else plan.lengths[block]
         begins = offsets[packs] - block.start
@@ -252,11 +252,21 @@ def check_plan(
 def most_rows(plan: PackPlan, seq_lengths: ArrayLike, beside: int) -> int:
     """The most that a pack holds in tokens and `beside` for each of its sequences, [N] lengths in tokens."""
     lengths, most = np.asarray(seq_lengths), 0
-    for packs, block in _blocks(plan.offsets):
+    for packs, block in blocks(plan.offsets):
         tokens = lengths[plan.order[block]] if plan.lengths is None else plan.lengths[block]
         begins = plan.offsets[packs] - block.start
         most = max(most, int(np.add.reduceat(tokens.astype(np.int64) + beside, begins).max()))
     return most
+
+
+def pack_tokens(plan: PackPlan, seq_lengths: ArrayLike) -> NDArray[np.int64]:
+    """[packs]: the tokens of each pack, of a plan of whole sequences; [N] lengths in tokens."""
+    lengths = np.asarray(seq_lengths)
+    found = np.zeros(len(plan), dtype=np.int64)
+    for packs, block in blocks(plan.offsets):
+        begins = plan.offsets[packs] - block.start
+        found[packs] = np.add.reduceat(lengths[plan.order[block]], begins, dtype=np.int64)
+    return found
 
 
 def _check_parts(order: Integers, starts: Integers, taken: Integers, lengths: Integers) -> None:
@@ -280,7 +290,7 @@ def _claim(holds: bool, otherwise: str) -> None:
         raise AssertionError(f"bad plan: {otherwise}")
 
 
-def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
+def blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
     """Whole packs of about BLOCK entries together: their slice, and that of their entries."""
     pack, packs = 0, len(offsets) - 1
     while pack < packs:

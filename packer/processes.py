@@ -8,24 +8,24 @@ import os
 import signal
 import sys
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
+from padless.packer.ahead import Ahead
 from padless.packer.chunk import ChunkWork
 from padless.packer.errors import WorkerLostError
 from padless.packer.pool import IN_FLIGHT, complete
-from padless.packer.prepared import Prepared, Task
+from padless.packer.prepared import Prepared
 from padless.packer.token_store import ChunkStore, Entry, Reserved
 from padless.runtime.format import PadlessError
 
 
 def in_processes(
     work: ChunkWork,
-    prepared: deque[Prepared],
-    tasks: Iterator[Task],
+    ready: dict[int, Prepared],
+    ahead: Ahead,
     workers: int,
     store: ChunkStore,
     report: Callable[[Entry], None],
@@ -33,9 +33,6 @@ def in_processes(
     """Fork the workers, keep them busy until there are no tasks, and let them go."""
     context = multiprocessing.get_context("fork")
     ends = Reserved((context.Value("q", store.used[0]), context.Value("q", store.used[1])))
-    ready = {item.task.chunk.index: item for item in prepared}
-    waiting: Iterator[Task] = _chain(deque(item.task for item in prepared), tasks)
-    prepared.clear()
     gc.freeze()  # what is there now is shared: no collection may touch it
     pipes: dict[Connection, Any] = {}
     try:
@@ -49,7 +46,7 @@ def in_processes(
             there.close()
             pipes[here] = process
         ready.clear()
-        _feed(pipes, waiting, report)
+        _feed(pipes, ahead, report)
     finally:
         gc.unfreeze()
         for pipe, process in pipes.items():
@@ -60,18 +57,11 @@ def in_processes(
             process.join()
 
 
-def _chain(first: deque[Task], then: Iterator[Task]) -> Iterator[Task]:
-    while first:
-        yield first.popleft()
-    yield from then
-
-
-def _feed(pipes: dict[Connection, Any], waiting: Iterator[Task], report: Callable[[Entry], None]) -> None:
+def _feed(pipes: dict[Connection, Any], ahead: Ahead, report: Callable[[Entry], None]) -> None:
     busy = dict.fromkeys(pipes, 0)
-    stopped = False
 
     def give(pipe: Connection) -> None:
-        if not stopped and (task := next(waiting, None)) is not None:
+        if (task := next(ahead, None)) is not None:
             pipe.send(task)
             busy[pipe] += 1
 
@@ -95,7 +85,8 @@ def _feed(pipes: dict[Connection, Any], waiting: Iterator[Task], report: Callabl
             if isinstance(found, BaseException):
                 raise found
             report(found)
-            stopped = stopped or bool(found.problems)
+            if found.problems:
+                ahead.stop_at(found.chunk)
             give(pipe)
 
 

@@ -24,13 +24,14 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 from padless.packer.errors import BusyError, InputError
 from padless.packer.output import is_ours
+from padless.packer.progress import Report, part_of
 from padless.packer.published import LOCK, refuse_strangers
 from padless.runtime.format import MANIFEST, Manifest, RemoteError, checksum_bytes, checksum_file
 from padless.runtime.storage import Stamp, Storage, cache_folder
@@ -38,7 +39,6 @@ from padless.runtime.storage import Stamp, Storage, cache_folder
 AT_ONCE = 4
 """Files uploaded at a time; a driver sends the parts of each side by side as well."""
 _COMMITS = ("manifest.json", "state.json", "dataset_dict.json")
-Report = Callable[[str, Mapping[str, float]], None]
 
 
 class Publishing:
@@ -168,7 +168,7 @@ class Publishing:
             for prefix, manifest in inside.items()
             for file in manifest.files
         }
-        self._counts = {"bytes": 0.0, "total_bytes": float(sum(map(self._size, (*shards, *others))))}
+        self._sent = part_of(self._report, "upload", sum(map(self._size, (*shards, *others))))
         # A data set that is there is left whole until the new one's shards, under new names, are there too.
         self._upload(shards, checksums)
         self._retract()
@@ -211,8 +211,7 @@ class Publishing:
                     self._uploaded[name] = (checksum, stamp)
                     journal.write(json.dumps(row) + "\n")
             with lock:
-                self._counts["bytes"] += self._size(name)
-                self._report("upload", self._counts)
+                self._sent(self._size(name))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             futures = [pool.submit(upload, name) for name in names]

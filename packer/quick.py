@@ -37,7 +37,7 @@ CACHE = "PADLESS_CACHE"
 """The environment variable that says where packs are kept; `~/.cache/padless` where it is not set."""
 _OURS = frozenset({"output", "sources", "force"})
 """Options of PackConfig that `pack` decides about."""
-_BY_CONTENT = frozenset({*_OURS, "tokenizer", "template", "workers", "progress"})
+_BY_CONTENT = frozenset({*_OURS, "tokenizer", "template", "workers", "progress", "engine", "ray_address"})
 """Fields that do not stand in a name as they are: what they name does, or nothing of it changes the packs."""
 
 

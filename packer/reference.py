@@ -86,13 +86,16 @@ class ReferenceProcess:
             self._child.wait()
 
 
-def load_reference(folder: str) -> Any:
-    """The `tokenizers` backend of a tokenizer folder."""
+def load_reference(folder: str, data: bytes | None = None) -> Any:
+    """The `tokenizers` backend of a tokenizer folder; of `data`, where its tokenizer.json has been read."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import tokenizers
 
     try:
-        made = tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+        if data is None:
+            made = tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+        else:
+            made = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises bare Exception
         from padless.packer.errors import InputError
 

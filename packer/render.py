@@ -24,7 +24,7 @@ from padless.packer.formats.examples import (
     Tokens,
 )
 from padless.packer.lines import EMPTY, NO_VERDICT
-from padless.packer.marks import choose_marks, leaves, mark_plain, split_marked
+from padless.packer.marks import choose_marks, leaves, mark_plain, split_marked, whole_texts
 from padless.packer.prepared import Batch, Prepared, Task
 from padless.packer.render_chats import ChatRenderer
 from padless.packer.several import KWARGS, as_chat, examples_of, with_variables
@@ -60,6 +60,7 @@ class Renderer:
         drops_bad = self.config.on_bad_record == "drop"
         found = Prepared(task, len(rows), records.lines, drops_bad, replaced=records.replaced)
         found.is_clear = self._shield.is_clear(records.json)
+        records.json = None  # of a long record every copy counts
         examples: list[tuple[int, Example]] = []
         convert = self._converter(task.format, rows)
         owners: list[int] | None = None
@@ -173,6 +174,11 @@ class Renderer:
 
     def _render_plain(self, found: Prepared, plain: list[tuple[int, Pair | Text]]) -> None:
         if not plain:
+            return
+        texts = [example.text for _, example in plain if isinstance(example, Text)]
+        if len(texts) == len(plain):
+            whole = whole_texts(texts, normalizes=self._normalizes)
+            found.batches.append(Batch([n for n, _ in plain], whole, not self.config.allow_special, False))
             return
         marks = choose_marks(leaf for _, example in plain for leaf in leaves(example))
         if marks is None:

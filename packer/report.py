@@ -22,6 +22,7 @@ from padless.packer.lengths import Lengths
 from padless.packer.lines import STATUSES
 from padless.packer.measure import Measured, PerPack, measure
 from padless.packer.plan import lower_bound
+from padless.packer.progress import Report
 from padless.packer.strategies import STRATEGIES
 from padless.packer.strategies.constraints import padded_lengths
 from padless.runtime.format import Manifest
@@ -44,6 +45,7 @@ def build_report(
     plan: str | None = None,
     model: ModelCost | None = None,
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    progress: Report | None = None,
 ) -> dict[str, Any]:
     """The report of one split by one of its plans, for `report --json`; shares are fractions.
 
@@ -52,7 +54,8 @@ def build_report(
     """
     reader = PackedReader(path, split=split, plan=plan)
     manifest = reader.manifest
-    found = measure(reader, window=model.window if model is not None else None)
+    window = model.window if model is not None else None
+    found = measure(reader, window=window, progress=progress)
     facts = manifest.statistics | _planned(reader, found)
     capacity = len(reader) * facts["max_length"]
     tokens = int(found.packs.tokens.sum())

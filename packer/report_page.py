@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from padless.packer.charts import brief, histogram, key, lines, strip
-from padless.packer.meanings import MEANINGS, PER_PACK, gain_sentence
+from padless.packer.meanings import MEANINGS, PER_PACK, counted, gain_sentence
 from padless.packer.page import page, section, table, text
 from padless.packer.report_records import fates, notable
 from padless.packer.report_view import comparison
@@ -78,8 +78,8 @@ def _header(report: dict[str, Any], name: str) -> str:
     size = "8" if "8" in naive else max(naive, key=int)
     before = 1 - naive[size]
     return (
-        f'<header><p class="quiet">{text(name)}{plan}: {report["sequences"]:,} sequences in '
-        f"{report['packs']:,} packs of {report['max_length']:,} tokens</p>"
+        f'<header><p class="quiet">{text(name)}{plan}: {counted(report["sequences"], "sequence")} in '
+        f"{counted(report['packs'], 'pack')} of {report['max_length']:,} tokens</p>"
         f"<h1><strong>{used:.1%}</strong> of a batch is tokens, where it was {before:.1%}</h1>"
         + _bars([("before", "was", before), ("packed", "now", used)])
         + f"<p>{text(gain_sentence(report['speed_up'], report['model']), 1000)}</p>"

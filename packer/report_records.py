@@ -75,7 +75,7 @@ def fates(report: dict[str, Any]) -> str:
         f'<p class="quiet">… and {more:,} more sources.</p>' if more > 0 else "",
     ]
     if reasons:
-        columns = ("source", "reason", "records dropped", "tokens cut", "rows, the first")
+        columns = ("source", "reason", "records dropped", "tokens cut", "first rows")
         body.append(table("Reasons", columns, reasons[:_REASONS], words=(0, 1, 4), wide=(2,), long=(0,)))
     return section("fates", *MEANINGS["fates"], *body)
 
@@ -99,7 +99,7 @@ def notable(report: dict[str, Any]) -> str:
     return section(
         "notable",
         *MEANINGS["notable"],
-        table("Longest and oddest", columns, rows, words=(0, 4), wide=(2, 6), long=(4,)),
+        table("Longest and oddest", columns, rows, words=(0, 4), wide=(2, 3, 6), long=(4,)),
         _groups(report),
     )
 

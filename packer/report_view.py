@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from padless.packer.meanings import MEANINGS, NOTABLE, PER_PACK, gain_sentence
+from padless.packer.meanings import MEANINGS, NOTABLE, PER_PACK, counted, gain_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,8 +48,9 @@ def _headline(report: dict[str, Any], console: Console) -> None:
         console.print(f"now    [green]{bar(used, 60)}[/] {used:6.1%}", highlight=False)
     _line(console, "{}", gain_sentence(report["speed_up"], report["model"]))
     console.print(
-        f"{report['sequences']:,} sequences, {report['tokens']:,} tokens in {report['packs']:,} "
-        f"packs of {report['max_length']:,} (no plan has fewer than {report['bound_packs']:,})"
+        f"{counted(report['sequences'], 'sequence')}, {counted(report['tokens'], 'token')} in "
+        f"{counted(report['packs'], 'pack')} of {report['max_length']:,} "
+        f"(no plan has fewer than {report['bound_packs']:,})"
     )
 
 

@@ -11,6 +11,7 @@ import shutil
 
 import numpy as np
 
+from padless.packer.buckets import BUCKETS_FROM
 from padless.packer.errors import DiskFullError
 from padless.packer.identity import Identity
 from padless.packer.lines import LINE
@@ -46,6 +47,8 @@ def needed_for_shards(
     """Bytes of the shards, tables and tokenizers of all splits, without the `kept` bytes that are there."""
     found = 0
     for plan, split in zip(plans, lines, strict=True):
+        if split.tokens >= BUCKETS_FROM:
+            found += split.tokens * 4
         tokens = np.array([split.tokens])
         found += int(layout.pack_bytes(tokens, np.array([len(plan.order)]))[0]) + 36 * len(plan)
         found += len(split.lengths) * _TABLE_LINE + _tokenizer_bytes(tokenizer) + _SMALL_FILES

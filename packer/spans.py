@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.encode import Encoder
 from padless.packer.formats.examples import RecordError
-from padless.packer.marks import Counted, Marked, split_marked
+from padless.packer.marks import BLOCK, Counted, Marked, split_marked
 
 Offsets = NDArray[np.int64]
 
@@ -47,12 +47,16 @@ def encode_marked(encoder: Encoder, parts: Marked, *, plain: bool) -> Spanned:
         parts.offsets, parts.span_start, parts.span_end, np.zeros(len(parts.texts), dtype=np.bool_)
     )
     ids, offsets = encoder.flat(parts.texts, plain=plain)
-    edges = np.zeros(len(ids) + 1, dtype=np.int64)
-    np.cumsum(encoder.byte_lengths[ids], out=edges[1:])
+    # As narrow as they may be, and made in place: a long text has one for each of its tokens.
+    kind = np.int32 if counted.offsets[-1] < 2**30 else np.int64
+    edges: NDArray[np.signedinteger[Any]] = np.zeros(len(ids) + 1, dtype=kind)
+    for begin in range(0, len(ids), BLOCK):  # numpy makes 8 bytes of each index for a moment
+        edges[1 + begin : 1 + begin + BLOCK] = encoder.byte_lengths[ids[begin : begin + BLOCK]]
+    np.cumsum(edges[1:], out=edges[1:])
     apart = counted.apart | (np.diff(edges[offsets]) != np.diff(counted.offsets))
     shift = edges[offsets[:-1]] - counted.offsets[:-1]  # zero but behind a text that does not add up
-    start = counted.span_start + shift[parts.span_text]
-    end = counted.span_end + shift[parts.span_text]
+    start = (counted.span_start + shift[parts.span_text]).astype(edges.dtype)
+    end = (counted.span_end + shift[parts.span_text]).astype(edges.dtype)
     first = np.searchsorted(edges, start, side="right") - 1
     last = np.searchsorted(edges, end, side="left")
     first = np.where(start == end, last, first)  # an empty span trains nothing

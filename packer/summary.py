@@ -1,9 +1,7 @@
-"""What a build tells: progress while it runs, a summary that one would paste into a chat, or JSON."""
+"""What a build tells at its end: a summary that one would paste into a chat, or JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from padless.packer.advice import flash_warning
@@ -13,8 +11,6 @@ if TYPE_CHECKING:
 
     from padless.packer.pipeline import BuildResult
     from padless.runtime.format import Manifest
-
-Report = Callable[[str, Mapping[str, float]], None]
 
 _SUMS = (
     "sequences",
@@ -148,59 +144,3 @@ def print_profile(result: BuildResult, console: Console) -> None:
 
 def _line(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
-
-
-@contextmanager
-def progress(console: Callable[..., Console] | None) -> Iterator[Report | None]:
-    """Bars for tokenizing, writing and uploading, on the console's stderr; without one, nothing."""
-    if console is None:
-        yield None
-        return
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    bars = Progress(
-        TextColumn("{task.description:<9}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(compact=True),
-        console=console(stderr=True),
-        transient=True,
-        auto_refresh=False,  # a thread of its own would have to be forked around
-    )
-    tasks: dict[str, Any] = {}
-    shown = 0.0
-
-    def report(stage: str, counts: Mapping[str, float]) -> None:
-        nonlocal shown
-        total, done = (
-            (counts["total_bytes"], counts["bytes"])
-            if stage in ("tokenize", "upload")
-            else (counts["total_tokens"], counts["tokens"])
-        )
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(stage, total=total, note="")
-        task = bars.tasks[bars.task_ids.index(tasks[stage])]
-        now = bars.get_time()
-        if now - shown < 0.1 and done < total:
-            return
-        shown = now
-        elapsed = max(task.elapsed or 0.0, 1e-9)
-        if stage == "upload":
-            note = f"{done / 1e6:,.0f} MB, {done / elapsed / 1e6:,.0f} MB/s"
-        else:
-            note = f"{counts['tokens'] / 1e6:,.1f} M tokens, {counts['tokens'] / elapsed / 1e6:,.2f} M/s"
-        if stage == "tokenize":
-            note = f"{counts['records']:,.0f} records, {counts['bytes'] / elapsed / 1e6:,.0f} MB/s, {note}"
-        bars.update(tasks[stage], completed=min(done, total), note=note)
-        bars.refresh()
-
-    with bars:
-        yield report

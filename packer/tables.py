@@ -6,7 +6,7 @@ sequence's place in the plan, into Parquet. In memory are some 20 bytes a sequen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from padless.packer.copies import goes_on
 from padless.packer.durable import DurableFile
+from padless.packer.errors import InputError
 from padless.packer.extra_columns import Judged
 from padless.packer.fragments import Fragments, lines_of_split
 from padless.packer.gather import StoreGather
 from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
-from padless.packer.plan import PackPlan
+from padless.packer.plan import PackPlan, blocks
 from padless.packer.token_store import ChunkStore
 from padless.runtime.format import TableInfo, sequence_table_schema
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 LINES_PER_FILE = 50_000_000
 LINES_PER_GROUP = 2**16
-PACKS_AT_A_TIME = 2**14
-"""So that what is in memory for a moment stays small beside what is kept."""
+MOST_SEQUENCES = 2**31 - 2**20
+"""Their numbers have 32 bits while a folder is written; gaps in the store take numbers too."""
 _ENCODING: dict[str, Any] = {
     "use_dictionary": ["source", "part", "status", "reason", "start", "cut"],
     "column_encoding": {
@@ -192,7 +193,10 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _first_elements(store: ChunkStore) -> dict[int, int]:
-    """chunk -> number of its first sequence's element; elements follow the token file, gaps included."""
+    """chunk -> number of its first sequence's element; elements follow the token file, gaps included.
+
+    Raises InputError where there are more than their type can number.
+    """
     found: dict[int, int] = {}
     element = position = 0
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
@@ -201,6 +205,11 @@ def _first_elements(store: ChunkStore) -> dict[int, int]:
         found[entry.chunk] = element
         element += int((store.lines_of(entry)["length"] > 0).sum())
         position = entry.tokens_at + entry.tokens
+    if element > MOST_SEQUENCES:
+        raise InputError(
+            f"these sources give {element:,} sequences, and a folder holds {MOST_SEQUENCES:,}: build several "
+            "folders from a part of the sources each"
+        )
     return found
 
 
@@ -208,18 +217,24 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     """The token file, and that of the weights where there is one, as binary arrays, an element a sequence."""
     import pyarrow as pa
 
-    pieces: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
-    position = 0
+    # Of each chunk at most a gap before it and its sequences: filled in place, it is the largest array here.
+    offsets = np.zeros(1 + sum(1 + entry.lines for entry in store.entries.values()), dtype=np.int64)
+    position, filled = 0, 1
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
         if not entry.tokens:
             continue
         if entry.tokens_at > position:
-            pieces.append(np.array([entry.tokens_at * 4], dtype=np.int64))
+            offsets[filled] = entry.tokens_at * 4
+            filled += 1
         lengths = store.lines_of(entry)["length"]
-        ends = np.cumsum(lengths[lengths > 0], dtype=np.int64)
-        pieces.append((entry.tokens_at + ends) * 4)
+        lengths = lengths[lengths > 0]
+        ends = offsets[filled : filled + len(lengths)]
+        np.cumsum(lengths, out=ends)
+        ends += entry.tokens_at
+        ends *= 4
+        filled += len(lengths)
         position = entry.tokens_at + entry.tokens
-    offsets = np.concatenate(pieces)
+    offsets = offsets[:filled]
     mapped = store.map_tokens()
     data = pa.py_buffer(mapped) if mapped is not None else pa.py_buffer(b"")
 
@@ -231,8 +246,13 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     return laid(data, 4), beside
 
 
-def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> StoreGather:
-    """A split's sequences over what `lay_elements` gave."""
+def gather_of(
+    binary: pa.Array,
+    weights: pa.Array | None,
+    lines: SplitLines,
+    let_go: Callable[[], None] = lambda: None,
+) -> StoreGather:
+    """A split's sequences over what `lay_elements` gave; `let_go` as of `StoreGather`."""
     if lines.fragments is None:
         return StoreGather(
             binary,
@@ -242,6 +262,7 @@ def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> 
             weights,
             lines.extras,
             is_rollout=lines.token_extras is not None,
+            let_go=let_go,
         )
     import pyarrow as pa
 
@@ -258,7 +279,7 @@ def gather_of(binary: pa.Array, weights: pa.Array | None, lines: SplitLines) -> 
     if weights is not None:  # laid like the tokens, in a file of their own
         buffers = [None, pa.py_buffer(edges), weights.buffers()[2]]
         weights = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
-    return StoreGather(fragments, elements, lines.lengths, lines.ids, weights, cut=True)
+    return StoreGather(fragments, elements, lines.lengths, lines.ids, weights, cut=True, let_go=let_go)
 
 
 class Places:
@@ -267,11 +288,11 @@ class Places:
     def __init__(self, plan: PackPlan, lengths: NDArray[np.int32]) -> None:
         self.pack = np.empty(len(lengths), dtype=np.int32)
         self.offset = np.empty(len(lengths), dtype=np.int32)
-        for first in range(0, len(plan), PACKS_AT_A_TIME):
-            offsets = plan.offsets[first : first + PACKS_AT_A_TIME + 1]
-            sequences = plan.order[offsets[0] : offsets[-1]]
+        for here, entries in blocks(plan.offsets):
+            offsets = plan.offsets[here.start : here.stop + 1]
+            sequences = plan.order[entries]
             per_pack = np.diff(offsets)
-            packs = np.arange(first, first + len(per_pack), dtype=np.int32)
+            packs = np.arange(here.start, here.stop, dtype=np.int32)
             self.pack[sequences] = np.repeat(packs, per_pack)
             taken = lengths[sequences]
             starts = np.cumsum(taken, dtype=np.int64) - taken

@@ -88,6 +88,15 @@ class ChatTemplate:
         self.fast_takes_calls = False
         """Whether the fast engine takes conversations with tools and calls, too."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that shares no memory: engines are made anew there, the same as here."""
+        return {**self.__dict__, "_slow": None, "fast": self.fast is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._slow = self._jinja2()
+        self.fast = self._minijinja() if state["fast"] else None
+
     def _jinja2(self) -> Any:
         from jinja2 import TemplateError
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 Plan = Annotated[str | None, Option(metavar="NAME", help="Go by plans/NAME.parquet.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress.")]
 Split = Annotated[str | None, Option(help="The split to take, in a folder of splits.")]
 
 

@@ -32,9 +32,12 @@ WORK_FILES = (
     "tokens.bin",
     "weights.bin",
     "lines.bin",
+    "buckets.bin",
+    "buckets-weights.bin",
     "journal.jsonl",
     "splits.json",
     "shards.jsonl",
+    "ray",
 )
 """All that `DIR/.work` ever holds."""
 MOST_PROBLEMS = 20
@@ -138,6 +141,7 @@ class ChunkStore:
         self.weights_path = os.path.join(folder, "weights.bin")
         self.lines_path = os.path.join(folder, "lines.bin")
         self.entries: dict[int, Entry] = {}
+        self._maps: list[mmap.mmap] = []
         self.exact_cuts = False
         """How the sources are cut: the numbers of the chunks mean nothing otherwise."""
         journal = os.path.join(folder, "journal.jsonl")
@@ -255,7 +259,29 @@ class ChunkStore:
     def map_tokens(self) -> mmap.mmap | None:
         """All tokens, mapped; None where there are none."""
         size = os.fstat(self._tokens).st_size
-        return mmap.mmap(self._tokens, size, prot=mmap.PROT_READ) if size else None
+        return self._map(self._tokens, size) if size else None
+
+    def _map(self, descriptor: int, size: int) -> mmap.mmap:
+        found = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+        self._maps.append(found)
+        return found
+
+    def let_go(self) -> None:
+        """Take what was read of the mapped files out of this process's memory; the system may keep it."""
+        for found in self._maps:
+            found.madvise(mmap.MADV_DONTNEED)
+
+    def publish(self) -> None:
+        """Let other machines see what was written, where the folder is on network storage.
+
+        File systems of that kind bring a file to the server when one who has it open closes it; closing a
+        copy will do, and costs nothing elsewhere.
+        """
+        for descriptor, path in ((self._tokens, self.tokens_path), (self._weights, self.weights_path)):
+            try:
+                os.close(os.dup(descriptor))
+            except OSError as error:
+                raise disk_full(error, path, 0) from error
 
     @property
     def is_weighted(self) -> bool:
@@ -271,7 +297,7 @@ class ChunkStore:
         """The weights (float32, or VALUES of rollouts) of all tokens, mapped; call it where `is_weighted`."""
         size = os.fstat(self._tokens).st_size // 4 * self.weight_bytes
         os.ftruncate(self._weights, size)
-        return mmap.mmap(self._weights, size, prot=mmap.PROT_READ)
+        return self._map(self._weights, size)
 
     def close(self) -> None:
         os.close(self._tokens)

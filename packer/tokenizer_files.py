@@ -242,9 +242,20 @@ def take_loading(folder: str) -> Loading:
     return loading
 
 
+ONE_THREAD = ("FASTOKENS_BPE_THREADS", "1")
+"""For the environment: workers are the parallelism, and a process without threads forks cleanly."""
+
+
+def load_fast(data: bytes) -> Any:
+    """The fast backend of a tokenizer.json, at once; raises whatever it does where it cannot."""
+    os.environ.setdefault(*ONE_THREAD)
+    import fastokens
+
+    return fastokens.Tokenizer.from_json_str(respell(data).decode("utf-8"))
+
+
 def _load(loading: Loading) -> None:
-    # One thread a process: workers are the parallelism, and a process without threads forks cleanly.
-    os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
+    os.environ.setdefault(*ONE_THREAD)
     try:
         import fastokens
 

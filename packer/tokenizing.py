@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from padless.packer.chunk import ChunkWork
 from padless.packer.encode import Encoder
+from padless.packer.engine import Engine
 from padless.packer.errors import CutError, DiskFullError, InputError
 from padless.packer.formats import FORMATS, MIXED, detect
 from padless.packer.formats.examples import Chat, Columns, RecordError
 from padless.packer.identity import Identity
 from padless.packer.marks import choose_marks, leaves
-from padless.packer.pool import run_chunks
 from padless.packer.prepared import Prepared, Task
 from padless.packer.several import examples_of
 from padless.packer.sources import BadRecord, Chunk, SourceFile, read_chunk, walk
@@ -41,7 +41,7 @@ class Tokenizing:
         self,
         identity: Identity,
         store: ChunkStore,
-        workers: int,
+        engine: Engine,
         report: Callable[[str, Mapping[str, float]], None],
         done: Callable[[str], None],
     ) -> None:
@@ -49,7 +49,7 @@ class Tokenizing:
         self.config = identity.config
         self.files = identity.files
         self.store = store
-        self.workers = workers
+        self.engine = engine
         self.report = report
         self.done = done
         self.formats: dict[int, str] = {}
@@ -59,7 +59,8 @@ class Tokenizing:
         self.backends: dict[str, str] = {}
         self.vocab_size = self.largest_id = 0
         self._size = sum(file.size for file in self.files)
-        self._small = self._size < SHADOW_BYTES
+        self._shadow = SHADOW_BYTES if engine.is_here else 0
+        self._small = self._size < self._shadow
         self._taken = 0
         self._first: Task | None = None
         """The first chunk of all, done or not: the sample comes from it in every run."""
@@ -139,7 +140,7 @@ class Tokenizing:
             self._count(entry)
             self.report("tokenize", self._counts)
 
-        run_chunks(work, prepared, tasks, self.workers, self.store, finished, threads=self._small)
+        self.engine.run_chunks(work, prepared, tasks, self.store, finished, small=self._small)
 
     def _count(self, entry: Entry) -> None:
         self._counts["records"] += entry.records
@@ -212,7 +213,7 @@ class Tokenizing:
         assert self._first is not None, "a source without a chunk is refused by the walk"
         self._warm_template(work, self._first)
         first = work.prepare(self._first)
-        sample = [text for batch in first.batches for text in batch.parts.texts]
+        sample = [text[:SAMPLE_CHARACTERS] for batch in first.batches for text in batch.parts.texts]
         prepared: deque[Prepared] = deque()
         if todo is not None:
             prepared.append(first if todo is self._first else work.prepare(todo))
@@ -226,7 +227,7 @@ class Tokenizing:
             sample = sample[::2]  # long texts: the reference would be what a small build waits for
         work.encoder.prepare_check(loading, sample, flags, at_once=not self._small)
         size = sum(item.size for item in prepared)
-        while todo is not None and size < SHADOW_BYTES and not loading.fast.done():
+        while todo is not None and size < self._shadow and not loading.fast.done():
             task = next(tasks, None)
             if task is None:
                 break

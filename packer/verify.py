@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from padless.packer.errors import InputError
+from padless.packer.progress import Report, part_of
 from padless.packer.verify_constraints import keeps_constraints
 from padless.runtime.format import (
     IGNORE_INDEX,
@@ -71,6 +72,7 @@ def verify(
     plan: str | None = None,
     model: str | Path | None = None,
     trainer: str | None = None,
+    progress: Report | None = None,
 ) -> VerifyReport:
     """Check a packed folder, or every split of a folder of splits unless one is named.
 
@@ -90,10 +92,12 @@ def verify(
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:
         return _verify_splits(
-            folder, manifest, lambda one: verify(one, plan=plan, model=model, trainer=trainer)
+            folder,
+            manifest,
+            lambda one: verify(one, plan=plan, model=model, trainer=trainer, progress=progress),
         )
     folder, packs = open_folder(folder, split)
-    checks = [_check("files", lambda: _files(folder, packs))]
+    checks = [_check("files", lambda: _files(folder, packs, progress))]
     warnings = [
         f"{found.name} is not in the manifest, so nobody reads it; remove it or move it away"
         for pattern in ("shard-*.arrow", "sequences*.parquet")
@@ -106,7 +110,7 @@ def verify(
         table: dict[str, Array] = {}
         checks.append(_check("sequence table", lambda: _records(reader, table)))
         if checks[-1].ok:
-            checks.append(_check("packs", lambda: _packs(reader, table)))
+            checks.append(_check("packs", lambda: _packs(reader, table, progress)))
             checks.append(_check("account", lambda: _account(packs, table)))
             if checks[-2].ok:
                 stored = table["pack"]
@@ -151,10 +155,12 @@ def _check(name: str, run: Callable[[], str]) -> Check:
         return Check(name=name, ok=False, detail=str(problem))
 
 
-def _files(folder: Path, manifest: Manifest) -> str:
+def _files(folder: Path, manifest: Manifest, progress: Report | None) -> str:
+    total = sum(file.bytes for file in manifest.files)
+    hashed = part_of(progress, "bytes", total)
     for file in manifest.files:
         check_file(folder / file.file, file.bytes, file.checksum)
-    total = sum(file.bytes for file in manifest.files)
+        hashed(file.bytes)
     return f"{len(manifest.files)} files, {total:,} bytes, unchanged"
 
 
@@ -179,8 +185,9 @@ def _datasets_files(folder: Path, manifest: Manifest) -> str:
     return "state.json and dataset_info.json agree with the manifest"
 
 
-def _packs(reader: PackedReader, table: dict[str, Array]) -> str:
+def _packs(reader: PackedReader, table: dict[str, Array], progress: Report | None) -> str:
     """Every sequence lies in the shards where the table says, and nothing else does."""
+    looked_at = part_of(progress, "packs", len(reader))
     seen = np.zeros(len(table["pack"]), dtype=bool)
     batches = reader.batches()
     first_pack = 0
@@ -192,6 +199,7 @@ def _packs(reader: PackedReader, table: dict[str, Array]) -> str:
             sequences += len(batch.flat("seq_lengths"))
             tokens += len(batch.flat("input_ids"))
             first_pack += batch.num_packs
+            looked_at(batch.num_packs)
         same = (info.sequences, info.tokens) == (sequences, tokens)
         _require(same, f"{info.file} holds {sequences} sequences and {tokens} tokens")
     lost = np.flatnonzero(seen != (table["pack"] >= 0))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from padless.packer.arrow_lists import flat_array, list_array
 from padless.packer.durable import DurableFile
 from padless.packer.gather import Gather
-from padless.packer.plan import PackPlan
+from padless.packer.plan import PackPlan, pack_tokens
 from padless.runtime.format import ColumnInfo, ShardInfo, shard_schema
 
 if TYPE_CHECKING:
@@ -66,9 +66,8 @@ def _value_bytes(kind: str) -> int:
 def cut_shards(plan: PackPlan, lengths: NDArray[np.int32], layout: Layout) -> list[list[tuple[int, int]]]:
     """Packs [start, stop) of each record batch, by shard: filled in order up to the two limits."""
     id_bytes = np.dtype(layout.id_type).itemsize
-    token_ends = np.zeros(len(plan.order) + 1, dtype=np.int64)
-    np.cumsum(lengths[plan.order], out=token_ends[1:])
-    token_ends = token_ends[plan.offsets]  # at pack ends from here on
+    token_ends = np.zeros(len(plan) + 1, dtype=np.int64)
+    np.cumsum(pack_tokens(plan, lengths), out=token_ends[1:])
     byte_ends = np.zeros(len(plan) + 1, dtype=np.int64)
     np.cumsum(layout.pack_bytes(np.diff(token_ends), np.diff(plan.offsets)), out=byte_ends[1:])
     shards: list[list[tuple[int, int]]] = []
@@ -95,10 +94,12 @@ def write_shard(
     layout: Layout,
     spare: SimpleQueue[Buffers],
     report: Callable[[int], None],
+    attempt: str = "",
 ) -> ShardInfo:
     """Write one shard; `report` gets the tokens of each batch as it is done.
 
-    A batch is gathered as soon as there are `spare` buffers, which all writers share.
+    A batch is gathered as soon as there are `spare` buffers, which all writers share. `attempt` (8 hex
+    digits) keeps apart who may be writing the same shard at the same time.
     """
     import pyarrow as pa
 
@@ -107,7 +108,9 @@ def write_shard(
     begin = schema.serialize().size  # the schema is written together with the first batch
     places: list[tuple[int, int]] = []
     tokens = 0
-    with DurableFile(folder, f"shard-{number:05d}", direct=True) as file, ThreadPoolExecutor(1) as gatherer:
+    name = f"shard-{number:05d}"
+    unfinished = f"{name}-{attempt}" if attempt else name
+    with DurableFile(folder, unfinished, direct=True) as file, ThreadPoolExecutor(1) as gatherer:
 
         def gather_one(start: int, stop: int) -> tuple[pa.RecordBatch, int, Buffers]:
             buffers = spare.get()
@@ -140,7 +143,7 @@ def write_shard(
                 stream.write_batch(batch)
                 tokens += count
                 report(count)
-        info = file.commit(lambda checksum: f"shard-{number:05d}-{checksum[5:13]}.arrow")
+        info = file.commit(lambda checksum: f"{name}-{checksum[5:13]}.arrow")
     first, last = batches[0][0], batches[-1][1]
     return ShardInfo(
         file=info.file,
@@ -197,6 +200,7 @@ def _batch(
 
     first = int(plan.offsets[start])
     sequences = plan.order[first : int(plan.offsets[stop])]
+    gather = gather.of_batch(start, sequences)
     sequence_offsets = plan.offsets[start : stop + 1] - first
     lengths = gather.lengths[sequences]
     ends = np.zeros(len(sequences) + 1, dtype=np.int64)

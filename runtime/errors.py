@@ -84,3 +84,7 @@ class AttentionError(PadlessError, ValueError):
 
 class BackendError(AttentionError):
     """An attention backend that was asked for and cannot do the call."""
+
+
+class StepClockError(PadlessError, ValueError):
+    """Ranks timed different steps, or none."""

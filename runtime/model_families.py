@@ -20,6 +20,7 @@ from padless.runtime.errors import ModelError
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 ROTATION = "apply_rotary_pos_emb"
+OFFSET_POSITIONS = "create_position_ids_from_input_ids"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,8 @@ def find_decoder(model: nn.Module) -> Decoder:
     """The one decoder of a model, checked for what packed attention cannot do.
 
     Raises ModelError where there is none or several, and for attention that is not causal, not computed
-    through transformers' interface, in chunks, with dropout, or windowed by its mask alone.
+    through transformers' interface, in chunks, with dropout, or windowed by its mask alone, and for
+    positions that are counted from the padding id.
     """
     found: dict[nn.Module, list[nn.Module]] = {}
     for part in _parts(model):
@@ -91,6 +93,7 @@ def find_decoder(model: nn.Module) -> Decoder:
         names = ", ".join(sorted(type(owner).__name__ for owner in found))
         raise ModelError(f"{name} has several decoders ({names}); prepare the one that is trained")
     (module, attention) = next(iter(found.items()))
+    _refuse_offset(module)
     decoder = Decoder(module=module, attention=tuple(attention), layers=_layers(module, attention))
     for each in attention:
         _refuse(each)
@@ -121,6 +124,18 @@ def mentions(function: Callable[..., Any], word: str) -> bool:
         item for const in code.co_consts for item in (const if isinstance(const, tuple) else (const,))
     )
     return word in (*code.co_names, *code.co_varnames) or word in [c for c in constants if isinstance(c, str)]
+
+
+def _refuse_offset(decoder: nn.Module) -> None:
+    """RoBERTa's kind: whoever gives such a model positions has to know its padding id."""
+    for module in decoder.modules():
+        if hasattr(module, OFFSET_POSITIONS) or mentions(code_of(module), OFFSET_POSITIONS):
+            padding = getattr(getattr(decoder, "config", None), "pad_token_id", None)
+            name = type(decoder).__name__
+            raise ModelError(
+                f"{name} counts positions from its padding id (pad_token_id {padding}) + 1, "
+                "and those of packed sequences begin at 0; train it with padding"
+            )
 
 
 def _refuse(attention: nn.Module) -> None:

@@ -1,9 +1,12 @@
 """Times `pack-dataset report` as a whole process, with its peak memory: of folders, and of made-up ones.
 
     python scripts/bench_report.py packed-alpaca --packs 1000000
+    python scripts/bench_report.py --estimate large.jsonl --tokenizer qwen3/
 
-A made-up folder has a real sequence table and a manifest over an empty shard of the right size: the report
-reads the tokens only to look for duplicates, which it leaves out for so many.
+Every case three times, each a row of results/bench_report.jsonl. With --estimate also `pack-dataset estimate`
+of these sources, whose time should not go with their size. A made-up folder has a real sequence table and a
+manifest over an empty shard of the right size: the report reads the tokens only to look for duplicates, which
+it leaves out for so many.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from bench_results import Results
 
+RESULTS = Path(__file__).parent / "results" / "bench_report.jsonl"
+TIMES = 3
 SEQUENCES_A_PACK = 10
 MAX_LENGTH = 4096
 
@@ -30,28 +36,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--packs", type=int, help="also a made-up folder of so many packs")
+    parser.add_argument("--estimate", nargs="*", type=Path, default=[], help="sources to estimate")
+    parser.add_argument("--tokenizer", type=Path, help="for --estimate")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    results = Results(bench="report", path=args.out)
     with tempfile.TemporaryDirectory() as scratch:
         folders = list(args.folders)
         if args.packs:  # in a process of its own: a child's peak begins with what its parent holds
-            folders.append(Path(scratch) / "made-up")
+            folders.append(Path(scratch) / f"made-up, {args.packs:,} packs")
             maker = multiprocessing.Process(target=make_folder, args=(folders[-1], args.packs))
             maker.start()
             maker.join()
-        for folder in folders:
-            for arguments in ([], ["--json"], ["--html", f"{scratch}/report.html"]):
-                seconds, peak = measured([str(folder), *arguments])
-                print(f"{folder} {' '.join(arguments[:1])}: {seconds:.2f} s, {peak / 2**20:,.0f} MiB")
+        cases = [
+            (folder.name, f"report {' '.join(more[:1])}".strip(), ["report", str(folder), *more])
+            for folder in folders
+            for more in ([], ["--json"], ["--html", f"{scratch}/report.html"])
+        ]
+        for source in args.estimate:
+            size = f"{source.name}, {source.stat().st_size / 1e6:,.0f} MB"
+            cases.append((size, "estimate", ["estimate", str(source), "--tokenizer", str(args.tokenizer)]))
+        for case, arm, words in cases:
+            for _ in range(TIMES):
+                seconds, peak = measured(words)
+                results.add(case, arm, "seconds", seconds, "s")
+                results.add(case, arm, "peak memory", peak / 2**20, "MiB")
 
 
 def measured(arguments: list[str]) -> tuple[float, int]:
     """Seconds of the process, and the bytes it held at its peak."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "padless.packer.cli", "report", *arguments]
+    command = [sys.executable, "-m", "padless.packer.cli", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"report failed: {arguments}")
+        raise SystemExit(f"failed: {arguments}")
     unit = 1 if sys.platform == "darwin" else 1024
     return time.perf_counter() - began, usage.ru_maxrss * unit
 

@@ -18,9 +18,11 @@ async function check(browser, file, name, colorScheme) {
       problems.push(`asks for ${request.url().slice(0, 100)}`);
   });
   await page.goto("file://" + path.resolve(file));
-  const wide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-  if (wide > 0) problems.push(`${wide} pixels wider than the screen`);
-  await page.evaluate(() => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+  for (const open of [false, true]) {
+    await page.evaluate((open) => document.querySelectorAll("details").forEach((one) => (one.open = open)), open);
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+    if (wide > 0) problems.push(`${wide} pixels wider than the screen`);
+  }
   const shot = `${path.basename(file, ".html")}-${name}-${colorScheme}.png`;
   await page.screenshot({ path: path.join(folder, shot), fullPage: true });
   await page.evaluate(fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8"));

@@ -10,8 +10,10 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,21 +86,44 @@ def built(source: object, output: object, *more: object) -> dict[str, Any]:
 def run_script(*arguments: object, cwd: Path | None = None, **environment: str) -> Run:
     """The console script in a process of its own."""
     with start(*arguments, cwd=cwd, environment=environment) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     return Run(process.returncode, out, err)
+
+
+class Gate:
+    """Holds the chunks of a build in another process: as many go through as the test lets.
+
+    So a test that stops a build, or comes in the middle of one, does not depend on how fast it runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.given = 0
+
+    def let(self, chunks: int) -> None:
+        """Let so many more chunks through."""
+        for number in range(self.given, self.given + chunks):
+            (self.folder / f"pass-{number}").touch()
+        self.given += chunks
+
+    def open(self) -> None:
+        """Let all others through."""
+        (self.folder / "open").touch()
 
 
 def start(
     *arguments: object,
     way: str | None = None,
-    seconds_a_chunk: float = 0.0,
+    gate: Gate | None = None,
     cwd: Path | None = None,
     environment: dict[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """Start the console script, in a session of its own so that signals reach it and its workers."""
+    hold = f"building.hold({str(gate.folder)!r}); " if gate else ""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import building; "
-        f"building.hold({way!r}, {seconds_a_chunk!r}); from padless.packer.cli import main; main()"
+        f"building.choose({way!r}); {hold}from padless.packer.cli import main; main()"
         if way
         else "from padless.packer.cli import main; main()"
     )
@@ -113,16 +138,37 @@ def start(
     )
 
 
-def hold(way: str, seconds_a_chunk: float) -> None:
-    """In a child process: choose the way of the workers for good, and let each chunk take its time."""
-    finish = ChunkWork.finish
+def choose(way: str) -> None:
+    """In a child process: choose the way of the workers for good."""
+    tokenizing.SHADOW_BYTES = SMALL_BELOW[way]
 
-    def slow(self: ChunkWork, prepared: Any) -> Any:
-        time.sleep(seconds_a_chunk)
+
+def hold(folder: str) -> None:
+    """In a child process: each chunk waits at a `Gate`. Ctrl-C and a parent's death let it through."""
+    finish, parent, interrupted = ChunkWork.finish, os.getpid(), threading.Event()
+
+    def passed() -> bool:
+        if interrupted.is_set() or os.path.exists(f"{folder}/open"):
+            return True
+        if os.getpid() != parent and os.getppid() != parent:
+            return True
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):  # another chunk took it
+                os.remove(f"{folder}/{name}")
+                return True
+        return False
+
+    def held(self: ChunkWork, prepared: Any) -> Any:
+        while not passed():
+            time.sleep(0.005)
         return finish(self, prepared)
 
-    ChunkWork.finish = slow  # type: ignore[method-assign]
-    tokenizing.SHADOW_BYTES = SMALL_BELOW[way]
+    def interrupt(number: int, frame: Any) -> None:
+        interrupted.set()
+        signal.default_int_handler(number, frame)
+
+    ChunkWork.finish = held  # type: ignore[method-assign]
+    signal.signal(signal.SIGINT, interrupt)
 
 
 @contextlib.contextmanager
@@ -132,17 +178,17 @@ def workers_in(way: str) -> Iterator[None]:
         yield
 
 
-def await_chunks(output: Path, process: subprocess.Popen[str], chunks: int = 1) -> None:
-    """Wait until a build has finished some chunks and is not through."""
+def await_chunks(output: Path, process: subprocess.Popen[str], gate: Gate, chunks: int = 1) -> None:
+    """Let a build finish so many chunks more, and wait until they are told in its journal."""
     journal = output / ".work" / "journal.jsonl"
-    for _ in range(4000):
+    gate.let(chunks)
+    while True:
         with contextlib.suppress(OSError):
             if journal.read_bytes().count(b"\n") > chunks:
                 break
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
     assert not (output / "manifest.json").exists()
-    assert process.poll() is None
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -145,6 +145,8 @@ def s3_server() -> Iterator[S3]:
         # What an earlier server of this process held is still there.
         urlopen(Request(f"{endpoint}/moto-api/reset", method="POST")).close()
         system.mkdir(BUCKET)
+        # Those that were opened by the environment's settings are kept for these, whatever they say now.
+        s3fs.S3FileSystem.clear_instance_cache()
         yield S3(endpoint=endpoint, faults=faults, system=system)
     finally:
         server.shutdown()

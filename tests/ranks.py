@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from padless.runtime.errors import StepClockError
 from padless.runtime.loss import step_targets
 from padless.runtime.reader import PackedReader
+from padless.runtime.step_clock import StepClock
 from padless.runtime.stream import PackedStream
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -17,6 +22,26 @@ from padless.runtime.varlen_batch import VarlenBatch
 def numbers(batch: VarlenBatch) -> list[int]:
     """The sequence ids of a batch; none for one without targets."""
     return [number for number in batch["sequence_ids"].tolist() if number >= 0]
+
+
+def run_two(target: Callable[[int, int], tuple[Callable[..., None], tuple[Any, ...]]]) -> dict[int, Any]:
+    """What two spawned ranks put; `target` gives for rank and port a function and its arguments."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = []
+    for rank in (0, 1):
+        function, arguments = target(rank, port)
+        processes.append(context.Process(target=function, args=(*arguments, results), daemon=True))
+        processes[-1].start()
+    try:
+        return dict(results.get(timeout=120) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
 
 
 def train_rank(path: Path, rank: int, port: int, seeds: int, results: Any) -> None:
@@ -174,3 +199,29 @@ def shard_rank(rank: int, port: int) -> None:
     torch.distributed.destroy_process_group()
     # Everything held. Threads that torch leaves behind may abort a process that ends in Python's own way.
     os._exit(0)
+
+
+def worked(seconds: list[float], **options: Any) -> StepClock:
+    """A clock of a rank that worked so long each time."""
+    time = 0.0
+    clock = StepClock(now=lambda: time, **options)
+    for each in seconds:
+        time += 100  # between steps, which is not looked at
+        with clock.working():
+            time += each
+    return clock
+
+
+def clock_rank(rank: int, port: int, results: Any) -> None:
+    """Measure as one of two ranks, and once as ranks that timed different numbers of steps."""
+    address = f"tcp://127.0.0.1:{port}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    clock = worked([[1, 4], [3, 2]][rank])
+    shares = [clock.idle_share(), clock.idle_share(skip=1)]
+    told = ""
+    try:
+        worked([1.0] * (2 + rank)).idle_share()
+    except StepClockError as error:
+        told = str(error)
+    results.put((rank, (shares, told)))
+    torch.distributed.destroy_process_group()

@@ -92,3 +92,14 @@ def repeated(packs: Rows) -> Counter[tuple[int, ...]]:
             found[tuple(pack["input_ids"][at : at + length])] += 1
             at += length
     return found
+
+
+def tokens_by_id(packs: Rows) -> dict[int, tuple[int, ...]]:
+    """Each sequence's tokens by its number."""
+    found: dict[int, tuple[int, ...]] = {}
+    for pack in packs:
+        at = 0
+        for number, length in zip(pack["sequence_ids"], pack["seq_lengths"], strict=True):
+            found[number] = tuple(pack["input_ids"][at : at + length])
+            at += length
+    return found

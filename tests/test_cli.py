@@ -44,7 +44,7 @@ BUILD_OPTIONS = """
     --train-on --expand-turns --bos --eos --allow-special --strategy --overflow --max-sequences-per-pack
     --align --packs-multiple --plan-window --homogeneous --on-bad-record
     --on-empty-reply --max-drop-share --eval-fraction --eval-source --eval-strategy --labels --shard-size
-    --compression --workers --seed --config --force --quiet --profile --json
+    --compression --workers --engine --ray-address --seed --config --force --quiet --profile --json
 """.split()
 BUILD_NAMES = """
     output records kept_records dropped_records dropped_by_reason sequences packs bound_packs tokens
@@ -215,7 +215,7 @@ def on_a_terminal(arguments: list[str]) -> tuple[int, str, str]:
                 seen += data
         except OSError:  # how Linux tells that the other end is closed
             pass
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=300)
     os.close(terminal)
     return process.returncode, out, seen.decode()
 

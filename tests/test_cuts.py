@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from building import (
+    Gate,
     assert_verified,
     await_chunks,
     build,
@@ -85,15 +87,16 @@ def test_a_build_that_is_stopped_after_it_began_again_goes_on_with_exact_cuts(
     array: Path, by_lines: dict[str, bytes], tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    arguments = build_arguments(array, output, *ALPACA, "--workers", 1)
-    with start(*arguments, way="threads", seconds_a_chunk=0.2) as process:
+    arguments, gate = build_arguments(array, output, *ALPACA, "--workers", 1), Gate(tmp_path / "gate")
+    with start(*arguments, way="threads", gate=gate) as process:
         journal = output / ".work" / "journal.jsonl"
-        await_chunks(output, process)
-        while '"exact_cuts": true' not in journal.read_text():
+        while not journal.exists() or '"exact_cuts": true' not in journal.read_text():
             assert process.poll() is None
-        await_chunks(output, process)
+            if not os.listdir(gate.folder):
+                gate.let(1)
+        await_chunks(output, process, gate)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode == 130
     run = build(array, output, *ALPACA)
     assert run.code == 0 and data_of(output) == by_lines

@@ -1,4 +1,4 @@
-"""An estimate is what a build of the sample would give, with an error that covers the rest."""
+"""An estimate is what a build of all records would give, up to the error that it names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from building import DEMO, MAX_LENGTH, TOKENIZER, build_arguments, built, demo_rows, pack, write_lines
 
+from padless.packer import estimate, sample
 from padless.packer.report import build_report
+
+
+@pytest.fixture(autouse=True)
+def few_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans of a thousand sequences are as good here as those of ten thousand."""
+    monkeypatch.setattr(estimate, "_FOR_PLANS", 1000)
+
 
 OPTIONS = ("--tokenizer", TOKENIZER, "--max-length", MAX_LENGTH)
 
@@ -30,6 +38,8 @@ def test_all_records_give_what_the_build_gives(tmp_path: Path) -> None:
         assert plan["too_long"] == pytest.approx(row["too_long"] / report["sequences"])
         assert plan["utilization_error"] == 0
     assert tried["spread", MAX_LENGTH]["utilization"] > 0.99
+    assert found["of_tokens"] == {"value": report["tokens"], "error": 0.0}
+    assert tried["none", MAX_LENGTH]["packs"] == report["sequences"]
 
 
 def test_a_sample_says_how_sure_it_is() -> None:
@@ -39,9 +49,43 @@ def test_a_sample_says_how_sure_it_is() -> None:
     for size in ("2", "8", "32"):
         error = some["padding"][size]["error"]
         assert 0.001 < error < 0.2
-        assert abs(some["padding"][size]["value"] - whole["padding"][size]["value"]) < 3 * error
-    mean, error = some["tokens_per_sequence"]["value"], some["tokens_per_sequence"]["error"]
-    assert abs(mean - whole["tokens_per_sequence"]["value"]) < 3 * error
+        assert abs(some["padding"][size]["value"] - whole["padding"][size]["value"]) < 2 * error
+    for name in ("tokens_per_sequence", "of_tokens"):
+        found, error = some[name]["value"], some[name]["error"]
+        assert 0 < abs(found - whole[name]["value"]) < 2 * error
+    (source,) = some["sources"]
+    assert (source["how"], source["of_records"]) == ("random", whole["records"])
+    for row, true in zip(some["plans"], whole["plans"], strict=True):
+        assert abs(row["packs"] - true["packs"]) <= 2 * row["packs_error"] + 1
+
+
+def test_a_file_sorted_by_length_is_not_judged_by_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first records are the shortest; the file is sought through in blocks, as a large one."""
+    texts = [{"text": f"{number} " * (1 + number // 20)} for number in range(2000)]
+    source = write_lines(tmp_path / "sorted.jsonl", texts)
+    whole = pack("estimate", source, *OPTIONS, "--json").json
+    monkeypatch.setattr(sample, "SEEK_FROM", 1)
+    monkeypatch.setattr(sample, "BLOCK_BYTES", (2**11, 2**14))
+    monkeypatch.setattr(sample, "BLOCKS", 60)
+    some = pack("estimate", source, *OPTIONS, "--limit", 200, "--json").json
+    mean, true = some["tokens_per_sequence"], whole["tokens_per_sequence"]["value"]
+    assert abs(mean["value"] - true) < 2 * mean["error"] < true
+    assert abs(some["of_tokens"]["value"] - whole["of_tokens"]["value"]) < 2 * some["of_tokens"]["error"]
+
+
+def test_sources_count_by_what_they_hold(tmp_path: Path) -> None:
+    """Of a source ten times as large as many records are drawn as of the other, and each stands for more."""
+    short = write_lines(tmp_path / "short.jsonl", [{"text": f"{n}"} for n in range(1000)])
+    long = write_lines(tmp_path / "long.jsonl", [{"text": f"word {n} " * 30} for n in range(100)])
+    whole = pack("estimate", short, long, *OPTIONS, "--json").json
+    some = pack("estimate", short, long, *OPTIONS, "--limit", 100, "--json").json
+    assert [source["records"] for source in some["sources"]] == [100, 100]
+    assert [source["of_records"] for source in some["sources"]] == [1000, 100]
+    for name in ("of_tokens", "tokens_per_sequence"):
+        assert some[name]["value"] == pytest.approx(whole[name]["value"], rel=0.02)
+    assert some["trained_share"] == pytest.approx(whole["trained_share"], abs=0.01)
 
 
 def test_the_same_command_says_the_same() -> None:
@@ -72,7 +116,8 @@ def test_it_fits_a_terminal_and_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     run = pack("estimate", DEMO, *OPTIONS, "--limit", 100)
     assert run.code == 0, run.err
     assert max(map(len, run.out.splitlines())) <= 80
-    assert "of a batch of 8 would be padding" in run.out and "±" in run.out
+    said = " ".join(run.out.split())  # lines are folded where the path of the source has them at their ends
+    assert "of a batch of 8 would be padding" in said and "drawn at random" in said and "±" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ import torch
 from building import (
     DEMO,
     TOKENIZER,
+    Gate,
     assert_verified,
     await_chunks,
     build,
@@ -166,8 +167,9 @@ def test_a_killed_build_leaves_no_file_that_looks_finished(tmp_path: Path) -> No
     """BR-124, BR-132: and the same command then gives what an undisturbed one does."""
     many = write_many(tmp_path / "in" / "many.jsonl", 12)
     built(many, tmp_path / "clean")
-    process = start(*build_arguments(many, tmp_path / "out"), way="processes", seconds_a_chunk=0.3)
-    await_chunks(tmp_path / "out", process)
+    gate = Gate(tmp_path / "gate")
+    process = start(*build_arguments(many, tmp_path / "out"), way="processes", gate=gate)
+    await_chunks(tmp_path / "out", process, gate)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert not list((tmp_path / "out").glob("shard-*"))

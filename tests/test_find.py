@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import select
+import subprocess
 import sys
 from pathlib import Path
 
@@ -75,14 +78,61 @@ def test_what_is_not_there_is_told(packed: Path, options: tuple[object, ...], wo
     assert words in " ".join(run.err.split()), run.err
 
 
-def test_plain_keys_lead_through_the_packs(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("n\np\np\n3\n9999\nq\n"))
+def test_words_of_a_pipe_lead_through_the_packs(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\np\np\n3\n9999\nwhat\n/nobody wrote\nq\n"))
     run = pack("inspect", packed, "--browse")
     assert run.code == 0, run.err
     assert re.findall(r"pack (\d+) of \d+: ", run.out) == ["0", "1", "0", "3"]
     assert run.out.count("there are packs 0 to") == 2
+    assert "'nobody wrote' is not from pack 4 on" in run.out
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert pack("inspect", packed, "--browse").code == 0  # the input ends
+
+
+def test_keys_act_at_once_in_a_terminal_and_leave_it_as_it_was(packed: Path) -> None:
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    command = "import sys; from padless.packer.cli import main; sys.argv[0] = 'pack-dataset'; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", command, "inspect", str(packed), "--browse"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+    )
+    shown = b""
+
+    def until(wanted: bytes) -> None:
+        nonlocal shown
+        while wanted not in shown:
+            assert select.select([ours], [], [], 120)[0], shown
+            shown += os.read(ours, 2**16)
+        shown = shown[shown.index(wanted) + len(wanted) :]
+
+    try:
+        for keys, wanted in (
+            (b"", b"pack 0 of"),
+            (b"n", b"pack 1 of"),
+            (b"p", b"pack 0 of"),
+            (b"p", b"there are packs 0 to"),
+            (b"\x1b[C", b"pack 1 of"),
+            (b"3\n", b"pack 3 of"),
+            (b"0\n", b"pack 0 of"),
+            (b"/nobody wrote\n", b"is not from pack 1 on"),
+            (b"/<|im_end|>\n", b"pack 1 of"),
+            ("é".encode(), b"n next, p previous"),
+        ):
+            os.write(ours, keys)
+            until(wanted)
+        os.write(ours, b"q")
+        assert child.wait(120) == 0
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_several_packs_are_a_list_and_a_page(packed: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("packer", "runtime", "kernels")
-HEAVY = {"torch", "pandas", "transformers", "datasets", "numba", "scipy"}
+HEAVY = {"ray", "torch", "pandas", "transformers", "datasets", "numba", "scipy"}
 CONTRACT = ("padless.runtime.format", "padless.runtime.reader", "padless.runtime.storage")
 
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from padless.packer.errors import InputError
-from padless.packer.inspect import describe_pack, print_pack, visible
+from padless.packer.inspect import describe_pack, pieces, print_pack, visible
+from padless.packer.inspect_page import inspect_page
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -59,9 +60,9 @@ def test_a_pack_is_told_sequence_by_sequence(tmp_path: Path) -> None:
     assert (pack["pack"], pack["packs"], pack["num_tokens"]) == (1, 2, 18)
     first, second = pack["sequences"]
     assert first["segments"] == [
-        {"text": "ask ", "trained": False, "tokens": 4},
-        {"text": "answer<|end|>", "trained": True, "tokens": 7},
-        {"text": "\n", "trained": False, "tokens": 1},
+        {"text": "ask ", "special": [], "trained": False, "tokens": 4},
+        {"text": "answer<|end|>", "special": [[6, 13]], "trained": True, "tokens": 7},
+        {"text": "\n", "special": [], "trained": False, "tokens": 1},
     ]
     assert first["text"] == "ask answer<|end|>\n"
     assert first["num_targets"] == 7 and pack["num_targets"] == 12
@@ -122,6 +123,45 @@ def test_trained_text_is_coloured(tmp_path: Path) -> None:
     one = sequence(("ask ", False), ("answer", True))
     text = shown(describe_pack(packed(tmp_path / "packed", one), 1), colour=True)
     assert "\x1b[2mask \x1b[0m\x1b[1;32manswer\x1b[0m" in text
+
+
+def test_special_tokens_are_marked_and_text_that_spells_the_same_is_not(tmp_path: Path) -> None:
+    spelled = byte_tokenizer()
+    spelled.encode_special_tokens = True
+    end = byte_tokenizer().token_to_id("<|end|>")
+    ids = [*spelled.encode("é<|end|>", add_special_tokens=False).ids, end, end, *spelled.encode("x").ids]
+    path = packed(tmp_path / "packed", Seq(ids, [False] * len(ids)))
+    pack = describe_pack(path, 1)
+    (run,) = pack["sequences"][0]["segments"]
+    assert run["text"] == "é<|end|><|end|><|end|>x"
+    assert run["special"] == [[8, 15], [15, 22]]
+    assert list(pieces(run)) == [("é<|end|>", False), ("<|end|>", True), ("<|end|>", True), ("x", False)]
+    assert list(pieces(run, 9, 20)) == [("|end|>", True), ("<|end", True)]
+    coloured = shown(pack, colour=True)
+    assert "\x1b[2mé<|end|>\x1b[0m\x1b[2;7m<|end|>\x1b[0m\x1b[2;7m<|end|>\x1b[0m\x1b[2mx\x1b[0m" in coloured
+    page = inspect_page([pack])
+    assert '<span class="masked">é&lt;|end|&gt;<b>&lt;|end|&gt;</b><b>&lt;|end|&gt;</b>x</span>' in page
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("family", ["qwen3", "llama3.1", "mistral-sp", "gpt2"])
+def test_special_tokens_of_real_tokenizers_are_where_they_stand(
+    tmp_path: Path, shared: Path, family: str
+) -> None:
+    """SentencePiece drops a space where a piece begins, so pieces are not the whole there."""
+    content = (shared / "tokenizers" / family / "tokenizer.json").read_bytes()
+    tokenizer = Tokenizer.from_str(content.decode())
+    added = tokenizer.get_added_tokens_decoder()
+    number, name = next((n, token.content) for n, token in added.items() if token.special)
+    words = tokenizer.encode("Hello there, 日本 👩‍💻 ", add_special_tokens=False).ids
+    ids = [number, *words, number, number, *words]
+    files = {"tokenizer.json": content}
+    packs = [[Seq(ids, [False] * len(ids))]]
+    folder = Folder(packs=packs, max_length=99, tokenizer=files, id_type="int32", largest_id=2**18)
+    write_folder(tmp_path / "packed", folder)
+    (run,) = describe_pack(tmp_path / "packed", 0)["sequences"][0]["segments"]
+    assert [text for text, is_special in pieces(run) if is_special] == [name] * 3
+    assert run["special"][0][0] == 0 and run["special"][1][1] == run["special"][2][0]
 
 
 def test_data_is_neither_markup_nor_terminal_commands(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from building import (
     MAX_LENGTH,
     TOKENIZER,
+    Gate,
     assert_verified,
     await_chunks,
     build,
@@ -73,6 +74,15 @@ def times_by_record(output: Path) -> dict[tuple[int, int], int]:
 
 def slow_amounts(by: str, tokens: int, trained: int) -> int:
     return {"records": 1, "tokens": tokens, "trained": trained}[by]
+
+
+def test_a_record_of_no_trained_token_is_packed_no_more_often_than_allowed() -> None:
+    mix = Mix(
+        names=("a",), weights=None, max_records=(None,), max_tokens=(None,), by="trained", target=None,
+        max_repeats=1, seed=0,
+    )  # fmt: skip
+    source, tokens = np.zeros(2, np.int32), np.array([1, 2])
+    assert draw(mix, source, tokens, tokens - 1).tolist() == [1, 1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -227,10 +237,10 @@ def test_the_same_bytes_come_from_any_number_of_workers_and_from_a_resumed_build
     expected = files_of(tmp_path / "threads")
     assert files_of(tmp_path / "processes") == expected
     output = tmp_path / "resumed"
-    with start(
-        *build_arguments(source, output, *options, "--workers", 2), way="processes", seconds_a_chunk=0.3
-    ) as process:
-        await_chunks(output, process)
+    gate = Gate(tmp_path / "gate")
+    arguments = build_arguments(source, output, *options, "--workers", 2)
+    with start(*arguments, way="processes", gate=gate) as process:
+        await_chunks(output, process, gate)
         process.send_signal(signal.SIGKILL)
     assert built(source, output, *options, "--workers", 1)["resumed_chunks"] > 0
     assert files_of(output) == expected

@@ -258,6 +258,29 @@ def test_models_whose_attention_cannot_be_reached_are_refused(model: Any, says: 
 
 
 @pytest.mark.parametrize("check", [True, "auto", False])
+def test_positions_that_are_counted_from_the_padding_id_are_refused(check: bool | str) -> None:
+    """BR-016: RoBERTa's sequences begin at pad_token_id + 1, a packed batch's at 0."""
+    config = transformers.RobertaConfig(**SMALL, is_decoder=True, intermediate_size=40, pad_token_id=7)
+    with pytest.raises(ModelError, match="counts positions from .* .pad_token_id 7.*with padding"):
+        prepare_model(transformers.RobertaForCausalLM(config), check=check)
+
+
+@pytest.mark.parametrize("family", ["OPT", "GPT2"])
+def test_learned_positions_begin_anew_with_each_sequence(family: str) -> None:
+    """BR-016: OPT adds its offset of 2 itself, so it is taken; the numbers are those of one by one."""
+    names = {"OPT": dict(ffn_dim=40, word_embed_proj_dim=32), "GPT2": {}}[family]
+    config = getattr(transformers, f"{family}Config")(
+        **SMALL, **names, max_position_embeddings=64, dropout=0.0
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, {"OPT": "OPTForCausalLM", "GPT2": "GPT2LMHeadModel"}[family])(config).eval()
+    batch = packed(LENGTHS)
+    expected = logits_alone(model, batch)
+    prepare_model(model, check=True)
+    torch.testing.assert_close(model(**batch.model_inputs()).logits, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("check", [True, "auto", False])
 def test_layers_that_keep_boundaries_to_themselves_are_refused(check: bool | str) -> None:
     """BR-004: attention that never hears of boundaries is told, whoever checks."""
     model = transformers.StableLmForCausalLM(transformers.StableLmConfig(**SMALL, num_key_value_heads=4))

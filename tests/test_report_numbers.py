@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from building import MAX_LENGTH, built, demo_rows, pack, write_lines
-from slow_report import before_cutting, labels_of, lengths_of, lines_of, nearest, rank, repeated, rows_of
+from slow_report import (
+    before_cutting,
+    labels_of,
+    lengths_of,
+    lines_of,
+    nearest,
+    rank,
+    repeated,
+    rows_of,
+    tokens_by_id,
+)
 
 from padless.packer import measure as measuring
 from padless.packer.cost import cost_of
@@ -211,6 +224,7 @@ def test_other_plans_are_those_that_the_strategies_make(packed: Path, report: di
         fit = [length for length in lengths if length <= row["max_length"]]
         plan = STRATEGIES[row["strategy"]](fit, row["max_length"], max_sequences_per_pack=1024)
         assert row["packs"] == len(plan)
+        assert row["bound_packs"] == slow_bound(fit, row["max_length"])
         assert row["utilization"] == pytest.approx(sum(fit) / (len(plan) * row["max_length"]))
         assert row["sequences_per_pack"] == len(fit) / len(plan)
         assert row["too_long"] == len(lengths) - len(fit)
@@ -236,7 +250,11 @@ def test_the_ends_of_the_scale(packed: Path, report: dict[str, Any]) -> None:
         wanted = sorted(among, key=lambda line: (key(line), line["sequence_id"]))[:5]
         found = report["notable"][name]
         assert [line["sequence_id"] for line in found] == [line["sequence_id"] for line in wanted]
-        assert [line["row"] for line in found] == [line["row"] for line in wanted]
+        for shown, line in zip(found, wanted, strict=True):
+            same = ("source", "row", "part", "length", "num_targets", "cut")
+            names = [source["source"] for source in report["by_source"]]
+            assert [shown[key] for key in same] == [names[line["source"]], *(line[key] for key in same[1:])]
+            assert shown["pack"] == (-1 if line["pack"] is None else line["pack"])
 
 
 def test_duplicates(packed: Path, report: dict[str, Any]) -> None:
@@ -246,24 +264,30 @@ def test_duplicates(packed: Path, report: dict[str, Any]) -> None:
     assert found["tokens"] == sum((count - 1) * len(tokens) for tokens, count in counted.items())
     copies = sorted((count for count in counted.values() if count > 1), reverse=True)
     assert [group["copies"] for group in found["groups"]] == copies[:5]
-    lines = lines_of(packed)
+    lines, tokens_of = lines_of(packed), tokens_by_id(rows_of(packed))
+    at = {(line["source"], line["row"]): number for number, line in enumerate(lines) if line["part"] == 0}
     for group in found["groups"]:
-        for source, row in group["rows"]:
-            assert any((line["source"], line["row"]) == (source, row) for line in lines)
+        same = {tokens_of[at[source, row]] for source, row in group["rows"]}
+        assert len(same) == 1 and {len(tokens) for tokens in same} == {group["length"]}
 
 
-def test_ranks_wait_for_the_costliest_pack(packed: Path, report: dict[str, Any]) -> None:
-    """The order is the runtime's own, seen through a stream; the waiting is computed anew."""
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("balance", [None, "attention"])
+def test_ranks_wait_for_the_costliest_pack(packed: Path, ranks: int, balance: str | None) -> None:
+    """The order is the runtime's own, seen through streams; the waiting is computed anew."""
     stream = pytest.importorskip("padless.runtime.stream")
     lines = lines_of(packed)
-    costs = [0.0] * report["packs"]
-    for line in lines:
-        if line["length"]:
-            one = np.array([float(line["length"])])
-            costs[line["pack"]] += float(MODEL.total(one)[0])
-    ranks = 2
+    packs = rows_of(packed)
+    shares = build_report(packed)["idle"]
+    if ranks > len(packs):
+        assert str(ranks) not in shares
+        return
+    costs = [24576 * len(one["input_ids"]) + sum(n * n for n in one["seq_lengths"]) for one in packs]
     batches = [
-        [batch["sequence_ids"].tolist() for batch in stream.PackedStream(packed, rank=rank, world_size=ranks)]
+        [
+            batch["sequence_ids"].tolist()
+            for batch in stream.PackedStream(packed, rank=rank, world_size=ranks, balance=balance)
+        ]
         for rank in range(ranks)
     ]
     busy = waited = 0.0
@@ -271,8 +295,93 @@ def test_ranks_wait_for_the_costliest_pack(packed: Path, report: dict[str, Any])
         of_ranks = [costs[lines[ids[0]]["pack"]] for ids in step]
         busy += sum(of_ranks)
         waited += ranks * max(of_ranks)
+    assert shares[str(ranks)]["balanced" if balance else "random"] == pytest.approx(1 - busy / waited)
+
+
+def test_a_model_weighs_what_a_pack_costs(packed: Path, report: dict[str, Any]) -> None:
+    """The random order is the same whatever a pack costs, so only the costs differ."""
+    stream = pytest.importorskip("padless.runtime.stream")
+    lines = lines_of(packed)
+    costs = [0.0] * report["packs"]
+    for line in lines:
+        if line["length"]:
+            costs[line["pack"]] += float(MODEL.total(np.array([float(line["length"])]))[0])
+    streams = [stream.PackedStream(packed, rank=rank, world_size=2) for rank in range(2)]
+    busy = waited = 0.0
+    for step in zip(*streams, strict=True):
+        of_ranks = [costs[lines[int(batch["sequence_ids"][0])]["pack"]] for batch in step]
+        busy += sum(of_ranks)
+        waited += 2 * max(of_ranks)
     assert report["idle"]["2"]["random"] == pytest.approx(1 - busy / waited)
-    assert report["idle"]["2"]["balanced"] <= report["idle"]["2"]["random"] + 1e-9
+    assert report["model"]["flops_a_pair"] == MODEL.full + MODEL.sliding
+    assert report["model"]["flops_a_token"] == MODEL.linear
+
+
+def test_records_and_packs_as_a_whole(packed: Path, report: dict[str, Any]) -> None:
+    lines, packs = lines_of(packed), rows_of(packed)
+    firsts = [line for line in lines if line["part"] == 0]
+    of_status = Counter(line["status"] for line in firsts)
+    assert report["records"] == {
+        "in": len(firsts),
+        "split": of_status["fragment"],
+        **{name: of_status[name] for name in ("whole", "truncated", "dropped")},
+    }
+    gone = Counter(line["reason"] for line in firsts if line["status"] == "dropped")
+    assert report["dropped_by_reason"] == gone
+    cut: Counter[str] = Counter()
+    for line in lines:
+        if line["cut"]:
+            cut[line["reason"]] += line["cut"]
+    assert report["cut_by_reason"] == cut
+    records = [
+        json.loads(line)
+        for source in sorted(packed.parent.glob("*.jsonl"))
+        for line in source.read_text().splitlines()
+    ]
+    assert report["empty_replies"] == sum(record.get("output") == "" for record in records)
+    assert report["capacity"] == len(packs) * report["max_length"]
+    assert report["bound_packs"] == slow_bound(lengths_of(packs), report["max_length"])
+    marks = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
+    for name, values in (
+        ("sequences_per_pack", [len(one["seq_lengths"]) for one in packs]),
+        ("max_seqlen", [max(one["seq_lengths"]) for one in packs]),
+    ):
+        assert report[name] == {mark: nearest(values, share) for mark, share in marks.items()}
+    assert report["lengths_tried"] == {"every": 1, "sequences": len(lengths_of(packs))}
+
+
+def slow_bound(lengths: list[int], max_length: int) -> int:
+    """What each length up to half a pack, all shorter ones forgotten, asks for (Martello and Toth's L2)."""
+    found = math.ceil(sum(lengths) / max_length)
+    for least in {length for length in lengths if length <= max_length // 2} | {max_length // 2}:
+        alone = [length for length in lengths if length > max_length - least]
+        halves = [length for length in lengths if max_length / 2 < length <= max_length - least]
+        small = [length for length in lengths if least <= length <= max_length / 2]
+        room = len(halves) * max_length - sum(halves)
+        more = max(0, math.ceil((sum(small) - room) / max_length))
+        found = max(found, len(alone) + len(halves) + more)
+    return found
+
+
+def test_no_number_goes_unchecked(report: dict[str, Any]) -> None:
+    """What the tests above look at is all that a report has; a new number needs a test of its own."""
+    checked = {
+        *("packs", "tokens", "sequences", "utilization", "tokens_by_fate", "pack_utilization", "capacity"),
+        *(
+            "per_pack",
+            "flash_attention_2_backward",
+            "sequence_lengths",
+            "record_lengths",
+            "padding",
+            "speed_up",
+        ),
+        *("steps", "by_source", "alternatives", "notable", "duplicates", "idle", "model", "records"),
+        *("dropped_by_reason", "cut_by_reason", "empty_replies", "bound_packs", "sequences_per_pack"),
+        *("max_seqlen", "lengths_tried"),
+    }
+    given = {"path", "plan", "max_length", "strategy"}
+    told_from_those = {"warnings"}
+    assert set(report) == checked | given | told_from_those
 
 
 def test_a_further_plan_is_counted_by_its_own_packs(packed: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from building import (
     DEMO,
     TOKENIZER,
+    Gate,
     assert_verified,
     await_chunks,
     build,
@@ -28,8 +29,6 @@ from building import (
     write_many,
 )
 
-SLOW = 0.2
-"""Seconds a chunk, so that a signal comes in the middle of the six."""
 WAYS = pytest.mark.parametrize("way", ["threads", "processes"])
 
 
@@ -181,14 +180,14 @@ def test_a_stopped_build_goes_on_and_gives_the_same_bytes(
     tmp_path: Path, many: Path, undisturbed: dict[str, bytes], way: str, stop: signal.Signals
 ) -> None:
     output = tmp_path / "out"
-    arguments = build_arguments(many, output, "--workers", 2)
-    with start(*arguments, way=way, seconds_a_chunk=SLOW) as process:
-        await_chunks(output, process, 2)
+    arguments, gate = build_arguments(many, output, "--workers", 2), Gate(tmp_path / "gate")
+    with start(*arguments, way=way, gate=gate) as process:
+        await_chunks(output, process, gate, 2)
         if stop == signal.SIGINT:  # as a terminal does: to all of them
             os.killpg(process.pid, stop)
         else:
             process.send_signal(stop)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     assert out == "" and "Traceback" not in err
     if stop == signal.SIGINT:
         assert process.returncode == 130
@@ -204,8 +203,9 @@ def test_what_was_done_for_other_options_is_not_taken_over(
 ) -> None:
     output = tmp_path / "out"
     other = build_arguments(many, output, "--workers", 2, "--train-on", "all")
-    with start(*other, way="threads", seconds_a_chunk=SLOW) as process:
-        await_chunks(output, process, 2)
+    gate = Gate(tmp_path / "gate")
+    with start(*other, way="threads", gate=gate) as process:
+        await_chunks(output, process, gate, 2)
         process.kill()
     assert built(many, output)["resumed_chunks"] == 0
     assert files_of(output) == undisturbed
@@ -216,11 +216,11 @@ def test_a_force_that_is_stopped_leaves_the_old_data_set(tmp_path: Path, many: P
     built(DEMO, output)
     before = files_of(output)
     arguments = build_arguments(many, output, "--force", "--workers", 2)
-    with start(*arguments, way="processes", seconds_a_chunk=SLOW) as process:
+    with start(*arguments, way="processes", gate=Gate(tmp_path / "gate")) as process:
         while not (output / ".work" / "journal.jsonl").exists():
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     left = files_of(output)
     assert {name: left[name] for name in before} == before
@@ -294,15 +294,16 @@ def test_a_second_build_is_refused_while_the_first_runs(
     tmp_path: Path, many: Path, undisturbed: dict[str, bytes], way: str
 ) -> None:
     output = tmp_path / "out"
-    arguments = build_arguments(many, output, "--workers", 2)
-    with start(*arguments, way=way, seconds_a_chunk=SLOW) as process:
-        await_chunks(output, process)
+    arguments, gate = build_arguments(many, output, "--workers", 2), Gate(tmp_path / "gate")
+    with start(*arguments, way=way, gate=gate) as process:
+        await_chunks(output, process, gate)
         for more in ((), ("--force",), ("--seed", 4)):
             run = build(many, output, *more)
             assert run.code == 2
             assert "another build is writing into" in run.err and str(output) in run.err
-        assert process.poll() is None, "the first was to be running still"
-        _, err = process.communicate(timeout=60)
+        assert process.poll() is None
+        gate.open()
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert files_of(output) == undisturbed
 

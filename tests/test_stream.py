@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
-import socket
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import Folder, count_up, write_folder
-from ranks import numbers, train_rank, use_accelerate_rank, use_lightning_rank, use_trainer_rank
+from ranks import numbers, run_two, train_rank, use_accelerate_rank, use_lightning_rank, use_trainer_rank
 from torch.utils.data import DataLoader
 
 from padless.runtime import stream as stream_module
@@ -457,26 +454,6 @@ def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed
         for balance in (None, "attention")
     ]
     assert 0 <= balanced < random / 2
-
-
-def run_two(target: Callable[[int, int], tuple[Callable[..., None], tuple[Any, ...]]]) -> dict[int, Any]:
-    """What two spawned ranks put; `target` gives for rank and port a function and its arguments."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = []
-    for rank in (0, 1):
-        function, arguments = target(rank, port)
-        processes.append(context.Process(target=function, args=(*arguments, results), daemon=True))
-        processes[-1].start()
-    try:
-        return dict(results.get(timeout=120) for _ in processes)
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
 
 
 def test_two_processes_end_in_the_same_number_of_steps(packed: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,31 +213,41 @@ def test_a_lock_file_that_nobody_holds_blocks_nobody(tmp_path: Path, content: st
     assert not (tmp_path / ".work").exists()
 
 
-def _take_and_leave_to_a_child(output: str, seconds: float) -> None:
+def _take_and_leave_to_a_child(output: str, end: int, test: int) -> None:
+    """In a forked process: die, and leave the folder to a child until the test lets it go."""
     WorkFolder(output)
     if os.fork() == 0:
-        time.sleep(seconds)
+        os.close(test)
+        os.read(end, 1)
     os._exit(0)
 
 
-def test_the_workers_of_a_dead_build_are_waited_for(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def dead_build(output: Path) -> Iterator[Callable[[], int]]:
+    """A build that is dead while a worker of it lives, which ends when the function given is called."""
+    end, test = os.pipe()
     process = multiprocessing.get_context("fork").Process(
-        target=_take_and_leave_to_a_child, args=(str(tmp_path), 0.3)
+        target=_take_and_leave_to_a_child, args=(str(output), end, test)
     )
     process.start()
     process.join()
-    WorkFolder(str(tmp_path)).remove()
+    try:
+        yield lambda: os.write(test, b"x")
+    finally:
+        os.close(test)
+        os.close(end)
+
+
+def test_the_workers_of_a_dead_build_are_waited_for(tmp_path: Path) -> None:
+    with dead_build(tmp_path) as let_go:
+        threading.Timer(0.3, let_go).start()  # while this thread waits, or before
+        WorkFolder(str(tmp_path)).remove()
     assert not (tmp_path / ".work").exists()
 
 
 def test_they_are_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_store, "DYING", 0.05)
-    process = multiprocessing.get_context("fork").Process(
-        target=_take_and_leave_to_a_child, args=(str(tmp_path), 1.0)
-    )
-    process.start()
-    process.join()
-    with pytest.raises(InputError, match="another build is writing into"):
+    with dead_build(tmp_path), pytest.raises(InputError, match="another build is writing into"):
         WorkFolder(str(tmp_path))
 
 

@@ -37,6 +37,11 @@ class Chunk:
     """The reader's own arguments: text-by; a CSV file's delimiter and columns; columns that hold files; where
     tokens and their mask lie."""
 
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return max(self.stop - self.start, len(self.payload or b""))
+
 
 @dataclass(frozen=True)
 class BadRecord:

@@ -36,23 +36,13 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
     row = 0
     try:
         for batch in _batches(stream, options.chunk_bytes):
-            undecoded = (
-                stream.undecoded if isinstance(stream, RowStream) else undecoded_of_schema(batch.schema)
-            )
-            if undecoded:
-                batch = without(batch, undecoded)
-            if is_nemo(batch.schema):
-                batch = sequences(batch, stream.path)
-            args = tuple(word for item in undecoded.items() for word in item)
+            undecoded = stream.undecoded if isinstance(stream, RowStream) else None
+            batch, args = readable(batch, stream.path, undecoded)
             bytes_per_row = max(1, batch.nbytes // max(1, batch.num_rows))
             step = max(1, min(MAX_ROWS, options.chunk_bytes // bytes_per_row))
             for begin in range(0, batch.num_rows, step):
                 part = batch.slice(begin, step)
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, batch.schema) as writer:
-                    writer.write_batch(part)
-                payload = sink.getvalue().to_pybytes()
-                yield Piece(start=row, stop=row + part.num_rows, payload=payload, args=args)
+                yield Piece(start=row, stop=row + part.num_rows, payload=in_ipc(part), args=args)
                 row += part.num_rows
     except (SourceLostError, InputError):
         raise
@@ -61,6 +51,41 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
             f"{stream.path} cannot be read as a table after row {row:,} ({error}): it is broken or "
             "cut short; fetch or write it again"
         ) from error
+
+
+def readable(batch: Any, path: str, undecoded: dict[str, str] | None = None) -> tuple[Any, tuple[str, ...]]:
+    """A batch without what nobody decodes (`undecoded`; None: as its schema says), and the reader's args."""
+    if undecoded is None:
+        undecoded = undecoded_of_schema(batch.schema)
+    if undecoded:
+        batch = without(batch, undecoded)
+    if is_nemo(batch.schema):
+        batch = sequences(batch, path)
+    return batch, tuple(word for item in undecoded.items() for word in item)
+
+
+def in_ipc(batch: Any) -> bytes:
+    """A batch as the payload of a chunk."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def arrow_batches(source: Any, head: bytes) -> Iterator[Any]:
+    """Record batches of an Arrow file or stream, mapped and not yet checked; `source`: path or open file."""
+    import pyarrow as pa
+
+    with pa.memory_map(source) if isinstance(source, str) else pa.PythonFile(source, mode="r") as opened:
+        if head == ARROW_FILE_MAGIC:
+            table = pa.ipc.open_file(opened)
+            for index in range(table.num_record_batches):
+                yield table.get_batch(index)
+        else:
+            yield from pa.ipc.open_stream(opened)
 
 
 def read(chunk: Chunk) -> Records:
@@ -87,7 +112,6 @@ def read(chunk: Chunk) -> Records:
 
 
 def _batches(stream: ByteStream | RowStream, chunk_bytes: int) -> Iterator[Any]:
-    import pyarrow as pa
 
     if isinstance(stream, RowStream):
         yield from stream.batches()
@@ -106,14 +130,7 @@ def _batches(stream: ByteStream | RowStream, chunk_bytes: int) -> Iterator[Any]:
             rows = table.metadata.num_rows * chunk_bytes // max(1, size)
             yield from table.iter_batches(batch_size=max(1, min(MAX_ROWS, rows)))
         return
-    with pa.PythonFile(remote, mode="r") if remote else pa.memory_map(stream.seekable_path()) as source:
-        if head == ARROW_FILE_MAGIC:
-            table = pa.ipc.open_file(source)
-            for index in range(table.num_record_batches):
-                yield _checked(table.get_batch(index))
-        else:
-            for batch in pa.ipc.open_stream(source):
-                yield _checked(batch)
+    yield from map(checked, arrow_batches(remote or stream.seekable_path(), head))
 
 
 class _RemoteReads:
@@ -153,7 +170,7 @@ class _RemoteReads:
         self._file.close()
 
 
-def _checked(batch: Any) -> Any:
+def checked(batch: Any) -> Any:
     """Offsets come from the file, and pyarrow ends the process on bad ones."""
     batch.validate(full=True)
     return batch

@@ -29,6 +29,7 @@ TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
 KEY = re.compile(rb',\s*\{\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 OPENING, CLOSING, COMMA, ARRAY_END = b"{[", b"}]", ord(","), ord("]")
 CLOSING_OR_BLANK = b"}] \t\r\n"
+_HEAD_BYTES = 1 << 20
 WAY_OUT = (
     "mend the file there; in a file of one record a line (.jsonl) bad records can be left out "
     "with --on-bad-record drop"
@@ -105,6 +106,24 @@ def _cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
         start += comma + 1
         line += block.count(b"\n", 0, comma + 1)
         block = block[comma + 1 :]
+
+
+def element_separator(stream: ByteStream) -> bytes:
+    """The bytes between two elements that stand between no two other things in the array's first mebibyte.
+
+    Empty where there are none such. They hold an unescaped key, so no string can contain them.
+    """
+    stream.read(1)
+    head = stream.read(_HEAD_BYTES)
+    commas = {at for at in separators(head) if head[at] == COMMA}
+    separator = _learn(head, max(commas)) if commas else b""
+    ahead = separator.index(b",") if separator else 0
+    at = head.find(separator) if separator else -1
+    while at >= 0:
+        if at + ahead not in commas:
+            return b""
+        at = head.find(separator, at + 1)
+    return separator
 
 
 def read(chunk: Chunk) -> Records:

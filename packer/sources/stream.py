@@ -166,9 +166,14 @@ class ByteStream:
         if rest:
             yield rest
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether a piece takes its bytes along, since a worker could not read the range itself."""
+        return bool(self.compression) or self.is_remote
+
     def keep(self, data: bytes) -> bytes | None:
-        """The payload of a piece: the data where a worker could not read the range itself."""
-        return data if self.compression or self.is_remote else None
+        """The payload of a piece: the data where it is handed over."""
+        return data if self.hands_over else None
 
     def seekable_path(self) -> str:
         """A path of the whole file for who reads anywhere in it; all behind a URL comes first.
@@ -229,27 +234,30 @@ class ByteStream:
 
 
 def cut_blocks(
-    stream: ByteStream, chunk_bytes: int, last_boundary: Callable[[bytes], int]
+    stream: ByteStream, chunk_bytes: int, last_boundary: Callable[[bytearray], int]
 ) -> Iterator[Piece]:
     """Pieces of about `chunk_bytes`, cut where `last_boundary(block)` says.
 
     The function gives the last place in the block at which a record may begin, 0 where there is
     none: the block then doubles. Pieces of white space are left out.
     """
-    start, line, block = stream.offset, stream.line, b""
+    start, line, block = stream.offset, stream.line, bytearray()
     ended = False
     while not ended:
         size = max(chunk_bytes, len(block))
         data = stream.read(size)
         ended = len(data) < size
-        block = block + data if block else data
+        block += data  # in place: a long record is held once
+        del data
         cut = len(block) if ended else last_boundary(block)
-        if NON_BLANK.search(block, 0, cut):
-            payload = stream.keep(block[:cut])
+        blank = not NON_BLANK.search(block, 0, cut)
+        payload = bytes(block[:cut]) if stream.hands_over and not blank else None
+        newlines = block.count(b"\n", 0, cut)
+        del block[:cut]
+        if not blank:
             yield Piece(start=start, stop=start + cut, line=line, payload=payload)
-        line += block.count(b"\n", 0, cut)
+        line += newlines
         start += cut
-        block = block[cut:]
 
 
 def _raw(path: str) -> HashedFile | RemoteFile | UrlFile:

@@ -40,7 +40,7 @@ def cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
     """Pieces that begin where a record does; `args` is `text_by`."""
     begins = begins_record(options.text_by)
 
-    def last_boundary(block: bytes) -> int:
+    def last_boundary(block: bytearray) -> int:
         stop = block.rfind(b"\n")
         while stop > 0:
             start = block.rfind(b"\n", 0, stop) + 1

@@ -1,0 +1,294 @@
+"""Records of a source drawn at random, each with the same chance, without reading all of a large source.
+
+    |-- block --|-- block --|-- block --|      a record belongs to the block in which it begins
+      {...}\n{..}\n{....}\n{..}\n{...}
+
+Lines, texts and JSON arrays: some blocks of bytes, by seeking; taking all records that begin in a block (and
+not those that a place hits) gives long and short ones the same chance. Parquet and Arrow: some row groups or
+record batches. What can only be read from its start (compressed files, CSV, arrays whose elements begin in
+different ways) is passed through once and blocks are kept by reservoir sampling (Vitter 1985), up to half a
+gibibyte. Of the records in all blocks as many as are wanted are drawn. A source on the Hub gives its first
+records, since a draw would fetch most of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from padless.packer.errors import CutError
+from padless.packer.progress import Report, part_of
+from padless.packer.sources import Chunk, SourceFile, read_chunk, walk
+from padless.packer.sources.groups import groups_of, rows_of_group
+from padless.packer.sources.json_array import element_separator
+from padless.packer.sources.json_text import sniff
+from padless.packer.sources.stream import ByteStream
+from padless.packer.sources.text import begins_record
+from padless.runtime.storage import is_url
+
+SEEK_FROM = 32 * 2**20
+"""Sources of fewer bytes are passed through: their blocks are all kept."""
+BLOCK_BYTES = (64 * 2**10, 512 * 2**10)
+"""Of a block; the larger where records are so long that few begin in the smaller ones."""
+BLOCKS = 512
+PASSED_BYTES = 512 * 2**20
+"""Decompressed; a pass ends there."""
+_FARTHEST = 16 * 2**20
+"""Bytes behind a block in which a JSON array must have a boundary."""
+_GROUP_FILES, _GROUPS, _GROUP_BYTES = 64, 8, 256 * 2**20
+"""Of so many files: at least so many row groups, more up to so many bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Records drawn from one source, and what they stand for."""
+
+    rows: list[Any]
+    """As the source's reader gives them, in the order of the source."""
+    block_of: list[int]
+    """For each row the block it was drawn from: 0, 1, ... of `blocks`."""
+    blocks: int
+    is_stratified: bool
+    """Whether every block of the source was drawn from, so that only the records are a matter of chance."""
+    records: float
+    """Records in the source, about; exact where all are here."""
+    how: str
+    """all, random, part (random, from what a pass has read) or first."""
+
+
+class _Unseekable(Exception):
+    """The source has to be passed through."""
+
+
+def draw(
+    files: Sequence[SourceFile],
+    wanted: int,
+    generator: np.random.Generator,
+    *,
+    text_by: str = "line",
+    progress: Report | None = None,
+) -> Sample:
+    """`wanted` records of a source's `files`, all where it has no more.
+
+    Raises what reading the source raises; of a large one only what was read is checked.
+    """
+    files = list(files)
+    if any(is_url(file.path) for file in files):
+        return _first(files, wanted, text_by)
+    if sum(file.size for file in files) >= SEEK_FROM:
+        try:
+            if all(file.kind == "parquet" for file in files):
+                return _by_groups(files, wanted, generator)
+            if all(file.kind in ("json", "text") and not file.compression for file in files):
+                return _by_seeking(files, wanted, generator, text_by)
+        except (_Unseekable, CutError):
+            pass
+    return _by_pass(files, wanted, generator, text_by, progress)
+
+
+def _some(
+    blocks: list[list[Any]], wanted: int, generator: np.random.Generator, of_blocks: int, how: str = "random"
+) -> Sample:
+    """`wanted` of the rows of `blocks`, which are that many of `of_blocks`."""
+    rows = [row for block in blocks for row in block]
+    block_of = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+    is_whole = len(blocks) == of_blocks and how == "random"
+    chosen = np.arange(len(rows))
+    if len(rows) > wanted:
+        chosen = np.sort(generator.choice(len(rows), wanted, replace=False))
+    return Sample(
+        rows=[rows[at] for at in chosen.tolist()],
+        block_of=block_of[chosen].tolist(),
+        blocks=len(blocks),
+        is_stratified=len(blocks) == of_blocks,
+        records=len(rows) * of_blocks / max(1, len(blocks)),
+        how="all" if is_whole and len(chosen) == len(rows) else how,
+    )
+
+
+def _by_pass(
+    files: list[SourceFile],
+    wanted: int,
+    generator: np.random.Generator,
+    text_by: str,
+    progress: Report | None,
+) -> Sample:
+    size = sum(file.size for file in files)
+    if size > PASSED_BYTES:  # so that what is passed through is no head of the list
+        files = [files[at] for at in generator.permutation(len(files)).tolist()]
+    is_compressed = any(file.compression for file in files)
+    read = part_of(progress, "sample", PASSED_BYTES if is_compressed else min(size, PASSED_BYTES))
+    kept: list[Chunk] = []
+    seen = passed = 0
+    for chunk in walk(files, chunk_bytes=BLOCK_BYTES[0], text_by=text_by):
+        seen += 1
+        if len(kept) < BLOCKS:
+            kept.append(chunk)
+        elif (at := int(generator.integers(seen))) < BLOCKS:
+            kept[at] = chunk
+        passed += _bytes_of(chunk)
+        read(_bytes_of(chunk))
+        if passed > PASSED_BYTES:
+            break
+    kept.sort(key=lambda chunk: chunk.index)
+    blocks = [read_chunk(chunk).rows for chunk in kept]
+    if passed <= PASSED_BYTES:
+        return _some(blocks, wanted, generator, seen)
+    # Of a compressed file more lies behind than its bytes tell; nobody knows before it is read.
+    whole = round(seen * max(1.0, size / passed))
+    return _some(blocks, wanted, generator, whole, "part")
+
+
+def _first(files: list[SourceFile], wanted: int, text_by: str) -> Sample:
+    rows: list[Any] = []
+    passed, ended = 0, True
+    for chunk in walk(files, chunk_bytes=BLOCK_BYTES[0], text_by=text_by):
+        rows += read_chunk(chunk).rows
+        passed += _bytes_of(chunk)
+        if len(rows) > wanted:
+            ended = False
+            break
+    more = 1.0 if ended else max(1.0, sum(file.size for file in files) / max(1, passed))
+    rows = rows[:wanted]
+    return Sample(
+        rows=rows,
+        block_of=[0] * len(rows),
+        blocks=1,
+        is_stratified=True,
+        records=len(rows) * more,
+        how="all" if ended else "first",
+    )
+
+
+def _bytes_of(chunk: Chunk) -> int:
+    return len(chunk.payload) if chunk.payload is not None else chunk.stop - chunk.start
+
+
+def _by_groups(files: list[SourceFile], wanted: int, generator: np.random.Generator) -> Sample:
+    """Row groups and record batches; within each the records that are wanted."""
+    taken = files
+    if len(files) > _GROUP_FILES:
+        chosen = np.sort(generator.choice(len(files), _GROUP_FILES, replace=False))
+        taken = [files[at] for at in chosen.tolist()]
+    groups = [group for file in taken for group in groups_of(file.path)]
+    of_groups = round(len(groups) * len(files) / len(taken))
+    of_rows = sum(group.rows for group in groups) * len(files) / len(taken)
+    picked: list[int] = []
+    size = 0
+    for at in generator.permutation(len(groups)).tolist():
+        if len(picked) >= _GROUPS and size + groups[at].bytes > _GROUP_BYTES:
+            break
+        picked.append(at)
+        size += groups[at].bytes
+    groups = [groups[at] for at in sorted(picked)]
+    count = sum(group.rows for group in groups)
+    places = np.arange(count)
+    if count > wanted:
+        places = np.sort(generator.choice(count, wanted, replace=False))
+    ends = np.cumsum([group.rows for group in groups])
+    blocks = [
+        rows_of_group(group, mine - (end - group.rows))
+        for group, end in zip(groups, ends.tolist(), strict=True)
+        for mine in [places[(places >= end - group.rows) & (places < end)]]
+    ]
+    found = _some(blocks, 2**62, generator, of_groups)
+    if not found.rows:
+        raise _Unseekable
+    # A row may hold several records, as NeMo's do.
+    records = of_rows * len(found.rows) / len(places)
+    how = "all" if len(places) == of_rows else "random"
+    return replace(found, records=records, how=how)
+
+
+def _by_seeking(files: list[SourceFile], wanted: int, generator: np.random.Generator, text_by: str) -> Sample:
+    if text_by == "file" and any(file.kind == "text" for file in files):
+        raise _Unseekable
+    for size in BLOCK_BYTES:
+        counts = np.array([-(-file.size // size) for file in files])
+        ends = np.cumsum(counts)
+        of_blocks = int(ends[-1])
+        numbers = np.sort(generator.choice(of_blocks, min(BLOCKS, of_blocks), replace=False))
+        of_file = np.searchsorted(ends, numbers, side="right")
+        blocks: list[list[Any]] = []
+        for number in np.unique(of_file).tolist():
+            mine = numbers[of_file == number] - (ends[number] - counts[number])
+            with _Bytes(files[number], text_by) as source:
+                blocks += [source.records(at * size, (at + 1) * size) for at in mine.tolist()]
+        if sum(map(len, blocks)) >= wanted or len(blocks) == of_blocks:
+            break
+    if not any(blocks):
+        raise _Unseekable
+    return _some(blocks, wanted, generator, of_blocks)
+
+
+class _Bytes:
+    """A plain file with the places at which its records begin, found from anywhere."""
+
+    def __init__(self, file: SourceFile, text_by: str) -> None:
+        self._path, self._text_by = file.path, text_by
+        with ByteStream(file.path, None) as stream:
+            stream.skip_mark()
+            self._reader = sniff(stream) if file.kind == "json" else "text"
+            self._start = stream.offset
+            if self._reader == "json_array":
+                # An object over several lines has no elements.
+                self._separator = element_separator(stream) if stream.peek(1) == b"[" else b""
+        if self._reader == "json_array" and not self._separator:
+            raise _Unseekable
+        with open(file.path, "rb") as opened:
+            self._bytes = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        self._stop = len(self._bytes)
+        if self._reader == "json_array":
+            self._stop = self._bytes.rfind(b"]")
+            if self._stop < 0 or self._bytes[self._stop + 1 :].strip():
+                raise _Unseekable
+
+    def __enter__(self) -> _Bytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bytes.close()
+
+    def records(self, begin: int, end: int) -> list[Any]:
+        """The records that begin from byte `begin` on and before `end`."""
+        start, stop = self._boundary(begin), self._boundary(end)
+        if self._reader == "json_array":
+            start += 1  # behind the bracket or comma
+        data = self._bytes[start:stop]
+        if not data.strip():
+            return []
+        args = (self._text_by,) if self._reader == "text" else ()
+        chunk = Chunk(index=0, source=0, reader=self._reader, path=self._path, payload=data, args=args)
+        return read_chunk(chunk).rows
+
+    def _boundary(self, at: int) -> int:
+        """The first place from `at` on where a record begins (in an array: the comma before it)."""
+        if at <= self._start or at >= self._stop:
+            return self._start if at <= self._start else self._stop
+        if self._reader == "json_array":
+            return self._comma(at)
+        return next((place for place in self._lines(at) if place >= at), self._stop)
+
+    def _comma(self, at: int) -> int:
+        ahead = self._separator.index(b",")
+        found = self._bytes.find(self._separator, max(0, at - ahead), at + _FARTHEST)
+        if 0 <= found < self._stop - ahead:
+            return found + ahead
+        if self._stop - at > _FARTHEST:
+            raise _Unseekable
+        return self._stop
+
+    def _lines(self, at: int) -> Iterator[int]:
+        """Beginnings of lines that begin a record."""
+        begins = begins_record(self._text_by) if self._reader == "text" else None
+        place = self._bytes.find(b"\n", at - 1) + 1
+        while 0 < place < self._stop:
+            end = self._bytes.find(b"\n", place)
+            line = self._bytes[place : end if end >= 0 else self._stop] if begins else b""
+            if begins is None or begins(line.removesuffix(b"\r").decode(errors="replace")):
+                yield place
+            place = end + 1

@@ -29,6 +29,7 @@ from padless.packer.sources.splits import are_several
 from padless.packer.template import CLASSIC, load_template
 from padless.packer.token_store import wait_for_build
 from padless.packer.tokenizer_files import COPIED, check_folder, tokenizer_folder
+from padless.runtime import storage
 from padless.runtime.format import MANIFEST, checksum_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _BY_CONTENT = frozenset({*_OURS, "tokenizer", "template", "workers", "progress",
 
 def cache_folder() -> Path:
     """Where `pack` keeps what it made."""
-    return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "padless").absolute()
+    return Path(storage.cache_folder())
 
 
 def pack(

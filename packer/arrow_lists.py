@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 
 def flat_array(values: NDArray[Any]) -> pa.Array:
-    """[n] numbers, or [n, K] as lists of K."""
+    """[n] numbers or strings, or [n, K] as lists of K."""
     import pyarrow as pa
+
+    if values.dtype == object:
+        texts = [text.encode("utf-8") for text in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(texts)))
 
     numbers = np.ascontiguousarray(values).reshape(-1)
     found = pa.Array.from_buffers(

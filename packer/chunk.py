@@ -15,6 +15,8 @@ from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
 from padless.packer.formats.examples import Tokens
+from padless.packer.image_rule import ImageRule
+from padless.packer.image_tokens import ImageTexts, expand
 from padless.packer.lines import Problem
 from padless.packer.prepared import Batch, Prepared, Task
 from padless.packer.render import Renderer
@@ -35,6 +37,8 @@ class ChunkResult(NamedTuple):
     weights: NDArray[Any] | None = None
     """[values]: each token's weight in the loss (float32), 0 where the record gives none; or what rollouts
     have for it (VALUES); None: no record gives any."""
+    images: bytes = b""
+    """What is told of the images of each line that has some, as long as the line says."""
 
 
 class ChunkWork:
@@ -78,15 +82,23 @@ class ChunkWork:
             by_record = np.argsort(order, kind="stable")
             together = reorder(together, by_record)
             order = [order[i] for i in by_record]
-        sequences = Sequences(np.asarray(order, dtype=np.int64), together, frozenset(chat_records))
+        rule = self.renderer.image_rule
+        token = None
+        if isinstance(rule, ImageRule):
+            together, order = expand(rule, prepared, together, order)
+            token = rule.token_id
+        records = np.asarray(order, dtype=np.int64)
+        sequences = Sequences(records, together, frozenset(chat_records), token)
         lines, values, weights, problems = apply_policies(self.config, prepared, sequences)
+        texts = ImageTexts(prepared, lines) if prepared.images else None
         if prepared.owners is not None:
             lines, values, weights = merge(prepared, lines, values, weights, self.config)
         problems = sorted([*prepared.problems, *problems])
         lines["split"] = prepared.task.split
         if prepared.eval_records is not None and len(lines):
             lines["split"] = prepared.eval_records[lines["record"]]
-        return ChunkResult(lines, values, prepared.count, problems, prepared.replaced, weights)
+        images = texts.settle(lines) if texts is not None else b""
+        return ChunkResult(lines, values, prepared.count, problems, prepared.replaced, weights, images)
 
     def _encode(self, batch: Batch) -> Spanned:
         spanned = encode_marked(self.encoder, batch.parts, plain=batch.plain)

@@ -35,7 +35,10 @@ def build(
     context: Context,
     sources: Annotated[
         list[str] | None,
-        Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub (ORG/NAME)."),
+        Argument(
+            metavar="SOURCE...",
+            help="Files, globs, folders, URLs of them, or data sets on the Hub (ORG/NAME).",
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -49,7 +52,10 @@ def build(
             help="Tokens per pack. Required. Several (2048,8192): sequences in the shortest that hold them.",
         ),
     ] = None,
-    output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
+    output: Annotated[
+        str | None,
+        Option(help="Folder or URL (s3://...) to write; a URL's is made in PADLESS_CACHE first. Required."),
+    ] = None,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
         list[str] | None,
@@ -96,6 +102,9 @@ def build(
     ] = None,
     template_arg: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="A variable for the chat template.")
+    ] = None,
+    image_root: Annotated[
+        str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
     ] = None,
     system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
     train_on: Annotated[
@@ -193,6 +202,7 @@ def build(
         template_args={
             name: scalar(value) for name, value in pairs(template_arg, "--template-arg", "NAME=VALUE").items()
         },
+        image_root=image_root,
         system=system,
         train_on=train_on,
         expand_turns=expand_turns,
@@ -240,7 +250,7 @@ def build(
 
 def repack(
     folders: Annotated[list[str], Argument(metavar="DIR...", help="Packed folders, or folders of splits.")],
-    output: Annotated[str | None, Option(help="Folder to write.")] = None,
+    output: Annotated[str | None, Option(help="Folder or URL to write.")] = None,
     plan_only: Annotated[
         str | None, Option(metavar="NAME", help="Write plans/NAME.parquet into DIR instead of a folder.")
     ] = None,
@@ -281,6 +291,9 @@ def repack(
     """
     from dataclasses import replace
 
+    from padless.packer.fresh_memory import keep_freed_memory
+
+    keep_freed_memory()
     from padless.packer.progress import progress
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig
@@ -321,7 +334,7 @@ def repack(
 
 def estimate(
     sources: Annotated[
-        list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub.")
+        list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, URLs, or data sets on the Hub.")
     ],
     tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
     max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,
@@ -337,6 +350,9 @@ def estimate(
         str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
     ] = "line",
     template: Annotated[str | None, Option(help="Chat template, as for build.")] = None,
+    image_root: Annotated[
+        str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
+    ] = None,
     system: Annotated[str | None, Option(help="A system turn for chats without one.")] = None,
     train_on: Annotated[str, Option(help="auto, all, completion, assistant, last.")] = "auto",
     expand_turns: Annotated[
@@ -346,6 +362,9 @@ def estimate(
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
     seed: Annotated[int, Option(help="For the draw, and the resampling behind the errors.")] = 0,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the estimate as one page that needs nothing else.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -369,6 +388,7 @@ def estimate(
         revision=revision,
         text_by=text_by,
         template=template,
+        image_root=image_root,
         system=system,
         train_on=train_on,
         expand_turns=expand_turns,
@@ -379,7 +399,14 @@ def estimate(
     )
     with progress(quiet=quiet) as report:
         found = run_estimate(replace(config, progress=report))
+    if html is not None:
+        from padless.packer.estimate_page import estimate_page
+        from padless.packer.page import write_page
+
+        write_page(html, estimate_page(found))
     if as_json:
         print_json(found)
+    elif html is not None:
+        print(f"written to {html}")
     else:
         print_estimate(found, wrapping())

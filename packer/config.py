@@ -30,6 +30,7 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2*
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)?\s*", re.IGNORECASE)
 NOT_RECORDED = frozenset(
     ("sources", "eval_sources", "split", "subset", "revision", "tokenizer", "template", "output", "workers")
+    + ("image_root",)
     + ("force", "progress", "engine", "ray_address")
     # These stand in the manifest as `mix`, by source.
     + ("weights", "max_records", "max_tokens", "mix_by", "mix_target", "max_repeats")
@@ -57,6 +58,7 @@ class PackConfig:
     """Tokens per pack; several lengths: each sequence goes to the shortest packs that hold it. Longer ones
     than the longest packs follow `overflow`."""
     output: str
+    """The folder to write, or a URL (`s3://bucket/packed`), whose folder is made in PADLESS_CACHE before."""
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, where a source names its columns otherwise."""
@@ -85,6 +87,8 @@ class PackConfig:
     """A file, or the name of a built-in template; None: the tokenizer's own."""
     template_args: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     """Variables for the chat template."""
+    image_root: str | None = None
+    """Folder or URL where relative paths of images begin; None: where the record's file lies."""
     system: str | None = None
     """A system turn put before chats that have none."""
     train_on: str = "auto"
@@ -145,7 +149,8 @@ class PackConfig:
             object.__setattr__(self, name, tuple(value))
         for name in ("tokenizer", "output", "text_by", "train_on", "bos", "eos"):
             self._instance(name, str, "text")
-        for name in ("template", "system", "split", "subset", "revision"):
+        object.__setattr__(self, "output", self.output.removeprefix("file://"))
+        for name in ("template", "system", "split", "subset", "revision", "image_root"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
         for name in ("allow_special", "expand_turns", "homogeneous", "force"):
@@ -233,11 +238,6 @@ class PackConfig:
             return
         if not isinstance(address, str) or not address:
             raise OptionError(f"ray_address must be HOST:PORT of a Ray cluster's head, got {address!r}")
-        if "://" in address:
-            raise OptionError(
-                f"ray_address {address}: Ray Client has no part in the cluster's storage; run the build on a "
-                "node of the cluster (ray job submit) and give HOST:PORT of its head"
-            )
         if self.engine != "ray":
             raise OptionError(f"ray_address {address} is for engine ray; give both")
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.lines import CHOSEN, REJECTED, UNWANTED, WANTED
-from padless.runtime.format import ColumnInfo
+from padless.runtime.format import IMAGES, ColumnInfo
 
 if TYPE_CHECKING:
     from padless.packer.tables import SplitLines
@@ -27,6 +27,10 @@ GROUP = "pair_id"
 GROUPS = (GROUP, "group_id")
 WEIGHTS = ColumnInfo(name="loss_weight", level="token", type="list<float32>")
 """The extra column of weights: 1 for trained tokens whose record gives none, 0 for others."""
+
+
+PICTURES = ColumnInfo(name=IMAGES, level="sequence", type="list<string>")
+"""The extra column of images, as `padless.runtime.images` spells it; "" where a sequence has none."""
 
 
 class Judged:
@@ -70,6 +74,8 @@ def extra_columns(splits: Sequence[SplitLines], *, weighted: bool) -> tuple[Colu
             found.append(ColumnInfo(name=name, level="sequence", type=f"list<{kind}>"))
             for split in splits:
                 split.extras.setdefault(name, _without_value(len(split.lengths), kind))
+    if any(split.is_pictured for split in splits):
+        found.append(PICTURES)
     return tuple(found)
 
 

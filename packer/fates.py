@@ -41,6 +41,8 @@ class Sequences(NamedTuple):
     records: Integers
     spanned: Spanned
     chats: frozenset[int]
+    image_token: int | None = None
+    """The placeholder of images, which is never trained."""
 
 
 @dataclass
@@ -137,6 +139,8 @@ def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> ND
     if config.train_on == "all" and sequences.chats:
         chat = np.isin(records, list(sequences.chats))
         trained |= np.repeat(chat, np.diff(spanned.offsets))
+    if sequences.image_token is not None:
+        trained &= spanned.ids != sequences.image_token
     return trained
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.rollouts import VALUES
-from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.format import IGNORE_INDEX, IMAGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,13 +34,11 @@ class Gather(Protocol):
     def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
         """The same for the sequences of one record batch alone, whose first pack is `first`."""
 
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
-        """Write these sequences one after the other into `tokens` and, where given, `labels`.
+    def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The ids of these sequences, one after the other, and the targets of each."""
 
-        Returns the targets of each.
-        """
+    def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        """Their labels likewise."""
 
     @property
     def is_weighted(self) -> bool:
@@ -68,32 +66,40 @@ class StoreGather:
     """Fragments, of which all but the first token is trained, whatever the store says."""
     is_rollout: bool = False
     """`weights` are VALUES of rollouts."""
+    images: pa.Array | None = None
+    """What is told of images, by the elements that `extras` has for them; None: it has the texts."""
     let_go: Callable[[], None] = lambda: None
     """Takes what is mapped of the store out of this process's memory until it is touched again."""
 
     def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
         return self
 
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
+    def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        ids, trained, starts = self._signed(sequences)
+        counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
+        return ids, counts
+
+    def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        ids, trained, _ = self._signed(sequences)
+        ids -= IGNORE_INDEX
+        ids &= trained
+        ids += IGNORE_INDEX
+        return ids
+
+    def _signed(
+        self, sequences: NDArray[Any]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+        """Their ids, all ones where a token is trained, and where each sequence begins."""
         values = self.values(sequences)
         lengths = self.lengths[sequences]
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        starts: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64) - lengths
         # Ten times as fast as np.where: all ones where trained, and -1 - t is ~t.
         trained = values >> 31
-        found = values ^ trained
-        tokens[:] = found
+        ids = values ^ trained
         if self.cut:  # elsewhere than in the store, so the starts marked there are not these
             trained[:] = -1
             trained[starts] = 0
-        if labels is not None:
-            found -= IGNORE_INDEX
-            found &= trained
-            found += IGNORE_INDEX
-            labels[:] = found
-        counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
-        return counts
+        return ids, trained, starts
 
     def values(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
         """The stored tokens of these sequences, one after the other."""
@@ -111,7 +117,7 @@ class StoreGather:
     def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
-            return column
+            return self._texts(column) if name == IMAGES and self.images is not None else column
         if self.is_rollout:
             return np.ascontiguousarray(self.stored_weights(sequences)[name])
         found: NDArray[np.float32] = self.stored_weights(sequences).copy()
@@ -122,6 +128,16 @@ class StoreGather:
             trained[:] = True
             trained[np.cumsum(lengths, dtype=np.int64) - lengths] = False
         found[~trained] = 0
+        return found
+
+    def _texts(self, elements: NDArray[Any]) -> NDArray[Any]:
+        """What is told of the images of these elements: [elements] str."""
+        import pyarrow as pa
+
+        assert self.images is not None
+        indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
+        found = np.full(len(elements), "", dtype=object)
+        found[:] = [item.as_py().decode("ascii") for item in self.images.take(indexes)]
         return found
 
     def _elements(self, sequences: NDArray[Any]) -> NDArray[np.int32]:

@@ -46,7 +46,7 @@ class GatherPart:
         if self.tokens is not None:
             return BucketGather(
                 whole=replace(self._over(None, None), elements=np.zeros(0, np.int32)),
-                tokens=_moved(self.tokens, work),
+                stored=_moved(self.tokens, work),
                 weights=None if self.weights is None else _moved(self.weights, work),
             )
         assert self.begins is not None
@@ -93,12 +93,12 @@ def part_of(gather: Gather, plan: PackPlan, batches: Batches) -> tuple[GatherPar
     part = GatherPart(
         lengths=whole.lengths[sequences],
         ids=(sequences if whole.ids is None else whole.ids[sequences]).astype(np.int64),
-        extras={name: column[sequences] for name, column in whole.extras.items()},
+        extras={name: whole.extra(name, sequences) for name in whole.extras},
         cut=whole.cut,
         is_rollout=whole.is_rollout,
         begins=begins,
         is_weighted=whole.weights is not None,
-        tokens=None if isinstance(gather, StoreGather) else chosen(gather.tokens),
+        tokens=None if isinstance(gather, StoreGather) else chosen(gather.stored),
         weights=None if isinstance(gather, StoreGather) else chosen(gather.weights),
     )
     numbered = PackPlan(np.searchsorted(sequences, order).astype(np.int32), offsets - offsets[0])

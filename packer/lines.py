@@ -34,6 +34,7 @@ LINE = np.dtype(
         ("split", "u1"),  # its number in `Identity.splits`
         ("empty_reply", "u1"),
         ("verdict", "u1"),
+        ("images", "<u4"),  # bytes of what is told of its images
     ]
 )
 

@@ -13,6 +13,7 @@ from padless.packer.formats.examples import Rollout, Tokens
 from padless.packer.lines import MALFORMED, Problem
 from padless.packer.marks import Marked
 from padless.packer.sources import Chunk
+from padless.runtime.format import PackedImage
 
 LONGEST_MESSAGE = 600
 """Characters: a message may quote a record, and a record may be a book."""
@@ -27,6 +28,8 @@ class Task(NamedTuple):
     """Number of the split that the source goes to."""
     take: int | None = None
     """Only the first so many records (`limit`)."""
+    name: str = ""
+    """The source's name in the manifest."""
 
 
 class Batch(NamedTuple):
@@ -63,6 +66,8 @@ class Prepared:
     weights: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     """The weights of a record's assistant turns (0: the first), where they are not 1."""
     rollouts: dict[int, Rollout] = field(default_factory=dict)
+    images: dict[int, list[PackedImage]] = field(default_factory=dict)
+    """Those of an example, in the order of their placeholders."""
     empty_replies: list[int] = field(default_factory=list)
     eval_records: NDArray[np.bool_] | None = None
     """[records]: which go to the evaluation side by their content; None: all go to the task's split."""

@@ -5,6 +5,7 @@ It runs in the shadow of the tokenizer's load.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ from padless.packer.formats.examples import (
     Text,
     Tokens,
 )
+from padless.packer.image_rule import ImageRule, rule_of
+from padless.packer.images import COLUMN, Placer, images_in
 from padless.packer.lines import EMPTY, NO_VERDICT
 from padless.packer.marks import choose_marks, leaves, mark_plain, split_marked, whole_texts
 from padless.packer.prepared import Batch, Prepared, Task
@@ -31,6 +34,7 @@ from padless.packer.several import KWARGS, as_chat, examples_of, with_variables
 from padless.packer.sources import BadRecord, read_chunk
 from padless.packer.spans import Shield
 from padless.packer.template import ChatTemplate
+from padless.runtime.format import PackedImage
 
 Convert = Callable[[Any, Columns], Converted]
 
@@ -47,6 +51,7 @@ class Renderer:
         self._variables = self.columns.named.get(KWARGS, KWARGS)
         self._shield = shield
         self._normalizes = encoder.normalizes
+        self.image_rule = rule_of(encoder.files)
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -63,6 +68,7 @@ class Renderer:
         records.json = None  # of a long record every copy counts
         examples: list[tuple[int, Example]] = []
         convert = self._converter(task.format, rows)
+        placer = self._placer(task, rows)
         owners: list[int] | None = None
         if task.format == "preference" or self.config.expand_turns:
             owners = found.owners = []
@@ -71,6 +77,8 @@ class Renderer:
                 if type(row) is BadRecord:
                     raise RecordError(row.message)
                 example = convert(row, self.columns)
+                if placer is not None and isinstance(row, dict):
+                    example = placer.place(example, row, self.columns, task.chunk.start + record)
                 if isinstance(example, Rollout):
                     if owners is not None:
                         raise RecordError("a rollout is one answer: leave --expand-turns out")
@@ -94,8 +102,20 @@ class Renderer:
                 found.verdicts.append(verdict)
         if self.config.eval_fraction:
             found.eval_records = eval_records(rows, self.config.seed, self.config.eval_fraction)
+        if placer is not None and placer.found:
+            found.images = {n: mine for n, one in examples if (mine := _images(one, placer))}
         self._render(found, examples)
         return found
+
+    def _placer(self, task: Task, rows: list[Any]) -> Placer | None:
+        """What puts images into the conversations of a chunk, where there may be some."""
+        if not isinstance(self.image_rule, ImageRule):
+            columns = {self.columns.named.get(COLUMN[0]), *COLUMN}
+            if not any(isinstance(row, dict) and not columns.isdisjoint(row) for row in rows):
+                return None
+        folder = self.config.image_root
+        folder = os.path.dirname(task.chunk.path) if folder is None else folder
+        return Placer(self.image_rule, folder, task.name)
 
     def _converter(self, name: str, rows: list[Any]) -> Convert:
         if name == "alpaca" and self.chats.template is None:
@@ -189,6 +209,13 @@ class Renderer:
         records = [record for record, _ in plain]
         parts = split_marked(marked, marks, normalizes=self._normalizes)
         found.batches.append(Batch(records, parts, not self.config.allow_special, False))
+
+
+def _images(example: Example, placer: Placer) -> list[PackedImage]:
+    """The images of an example, in the order of its turns."""
+    if not isinstance(example, Chat):
+        return []
+    return [placer.found[int(part["image"])] for turn in example.messages for part in images_in(turn)]
 
 
 def _answers(chat: Chat) -> list[int]:

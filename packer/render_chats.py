@@ -13,6 +13,8 @@ from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.errors import InputError
 from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.image_rule import ImageRule, rule_of
+from padless.packer.images import images_in
 from padless.packer.locate import located
 from padless.packer.marks import choose_marks, leaves, split_marked
 from padless.packer.prepared import Batch, Prepared
@@ -44,6 +46,7 @@ class ChatRenderer:
         self._shield = shield
         self._folder = encoder.files.folder
         self._normalizes = encoder.normalizes
+        self._images = rule_of(encoder.files)
 
     def render(self, found: Prepared, chats: list[tuple[int, Chat]]) -> None:
         """Put the chats into `found` as marked text.
@@ -70,7 +73,9 @@ class ChatRenderer:
         joined, plain = _joined(chats, clear=found.is_clear)
         joined += self.config.system or ""  # which is no record's
         if not plain:
-            chats = self._allowed(found, chats, lambda chat: lost_calls(chat, template.source))
+            chats = self._allowed(
+                found, chats, lambda chat: lost_calls(chat, template.source) or self._unread_images(chat)
+            )
         marks = choose_marks([template.fixed_text, joined])
         if marks is None:
             found.in_halves(chats, self.render)
@@ -107,6 +112,11 @@ class ChatRenderer:
             else:
                 unseen.append(item)
         return seen, unseen
+
+    def _unread_images(self, chat: Chat) -> str | None:
+        if isinstance(self._images, ImageRule) or not any(images_in(turn) for turn in chat.messages):
+            return None
+        return f"it has images, and {self._images}"
 
     def _allowed(
         self, found: Prepared, chats: list[tuple[int, Chat]], refusal: Callable[[Chat], str | None]
@@ -149,7 +159,9 @@ class ChatRenderer:
                 pieces.append(template.render(chat, marks))
                 kept.append((record, chat))
             except RecordError as error:
-                found.bad(record, str(error))
+                pictured = any(images_in(turn) for turn in chat.messages)
+                hint = "; it has images: give the model's own template (--template FILE)" if pictured else ""
+                found.bad(record, f"{error}{hint}")
         if kept:
             try:
                 self._add(found, kept, "".join(pieces), marks)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.errors import InputError
-from padless.packer.extra_columns import VERDICTS, WEIGHTS
+from padless.packer.extra_columns import PICTURES, VERDICTS, WEIGHTS
 from padless.runtime.format import ColumnInfo, Manifest, SplitsManifest, load_manifest, read_manifest
 from padless.runtime.reader import column_to_numpy
 
@@ -20,7 +20,7 @@ PLANNING = (
     *("packs_multiple", "plan_window", "labels", "shard_size", "compression", "seed"),
 )
 """Options of a build that need no tokenizer."""
-HAVE_DEFAULTS = {WEIGHTS.name: None, **dict.fromkeys(VERDICTS)}.keys()
+HAVE_DEFAULTS = {WEIGHTS.name: None, **dict.fromkeys(VERDICTS), PICTURES.name: None}.keys()
 """Columns for which a build knows what sequences without a value have, in a build's order."""
 NOT_PLANNED = ("labels", "shard_size", "compression")
 """Those of them that say nothing to a plan over the sequences as they are."""
@@ -64,6 +64,8 @@ def splits_of(folder: str) -> dict[str, Manifest]:
         found = {"": manifest}
     for one in found.values():
         for column in one.extras:
+            if column == PICTURES:
+                continue
             if column.level == "pack" or any(word in column.type for word in ("bool", "string")):
                 raise InputError(
                     f"{folder} has the column {column.name} ({column.type} at {column.level} level), which "
@@ -109,6 +111,12 @@ def check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts
             raise InputError(
                 f"{folder} was tokenized with another tokenizer ({first.tokenizer_fingerprint}) than "
                 f"{config.folders[0]} ({firsts[0].tokenizer_fingerprint}): build it with the same one"
+            )
+        rules = [one.options.get("image_rule") for one in (first, firsts[0])]
+        if None not in rules and rules[0] != rules[1]:
+            raise InputError(
+                f"{folder} was built with the image rule {rules[0]}, {config.folders[0]} with {rules[1]}: "
+                "build both with one preprocessor_config.json"
             )
         if list(splits) != list(folders[0]):
             names = (", ".join(part).strip() or "none" for part in (splits, folders[0]))

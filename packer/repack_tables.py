@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.errors import InputError
-from padless.packer.extra_columns import GROUP
+from padless.packer.extra_columns import GROUP, PICTURES
 from padless.packer.folder_tokens import Elements, FolderGather, Segment, renumbered
 from padless.packer.fragments import Cutter
 from padless.packer.lines import LINE, REASONS, STATUSES, WHOLE
@@ -70,7 +70,7 @@ def _codes(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.uint8]
 def sequence_columns(
     reader: PackedReader, columns: Iterable[ColumnInfo], lines: int, records: int
 ) -> dict[str, NDArray[Any]]:
-    """The further columns at sequence level, [lines] each; -1 where there is nothing.
+    """The further columns at sequence level, [lines] each; -1 or "" where there is nothing.
 
     Pairs are numbered by their record, so behind the `records` of other folders.
     """
@@ -78,7 +78,10 @@ def sequence_columns(
     for column in columns:
         if column.level != "sequence":
             continue
-        values = np.full(lines, -1, dtype=column.type[5:-1])
+        if column == PICTURES:
+            values: NDArray[Any] = np.full(lines, "", dtype=object)
+        else:
+            values = np.full(lines, -1, dtype=column.type[5:-1])
         if any(stored.name == column.name for stored in reader.manifest.extras):
             for batch in reader.batches():
                 values[batch.flat("sequence_ids")] = batch.flat(column.name)

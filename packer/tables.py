@@ -20,9 +20,9 @@ from padless.packer.extra_columns import Judged
 from padless.packer.fragments import Fragments, lines_of_split
 from padless.packer.gather import StoreGather
 from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
-from padless.packer.plan import PackPlan, blocks
+from padless.packer.plan import PackPlan, blocks, pack_tokens
 from padless.packer.token_store import ChunkStore
-from padless.runtime.format import TableInfo, sequence_table_schema
+from padless.runtime.format import IMAGES, TableInfo, sequence_table_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +76,8 @@ class SplitLines:
     """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
     sources: NDArray[np.int32] | None = None
     """[sequences]: the argument that each came from, where packs are homogeneous; None: they are mixed."""
+    is_pictured: bool = False
+    """Whether some sequence has images."""
     times: NDArray[np.int32] | None = None
     """[records]: how often each is packed, 0 where a mix did not draw it; None: once."""
     fragments: Fragments | None = None
@@ -173,6 +175,7 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
                     ids[split].append(np.arange(here.lines))
                 ids[split].append(here.lines + np.flatnonzero(kept[mine]))
             here.lines += len(about)
+            here.is_pictured = here.is_pictured or bool(about["images"].any())
             accounts[split].add(about, entry.source)
         base += entry.records
     for split, here in enumerate(found):
@@ -184,6 +187,8 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
             here.ids = np.concatenate(ids[split])
         here.continued = np.concatenate([here.continued, *continued[split]])
         here.extras = judged[split].columns()
+        if store.is_pictured:
+            here.extras[IMAGES] = here.elements.copy()
         accounts[split].enter(here)
     return found
 
@@ -199,9 +204,10 @@ def _first_elements(store: ChunkStore) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     element = position = 0
+    is_pictured = store.is_pictured
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
-        if entry.tokens and entry.tokens_at > position:
-            element += 1  # what an interrupted run left behind
+        if entry.tokens and (entry.tokens_at > position or is_pictured):
+            element += 1  # what an interrupted run left behind, or what is told of images
         found[entry.chunk] = element
         element += int((store.lines_of(entry)["length"] > 0).sum())
         position = entry.tokens_at + entry.tokens
@@ -219,11 +225,11 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
 
     # Of each chunk at most a gap before it and its sequences: filled in place, it is the largest array here.
     offsets = np.zeros(1 + sum(1 + entry.lines for entry in store.entries.values()), dtype=np.int64)
-    position, filled = 0, 1
+    position, filled, is_pictured = 0, 1, store.is_pictured
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
         if not entry.tokens:
             continue
-        if entry.tokens_at > position:
+        if entry.tokens_at > position or is_pictured:
             offsets[filled] = entry.tokens_at * 4
             filled += 1
         lengths = store.lines_of(entry)["length"]
@@ -246,13 +252,32 @@ def lay_elements(store: ChunkStore) -> tuple[pa.Array, pa.Array | None]:
     return laid(data, 4), beside
 
 
+def lay_images(store: ChunkStore) -> pa.Array | None:
+    """What is told of the images of each sequence, in elements like those of the tokens; None: of none."""
+    import pyarrow as pa
+
+    mapped = store.map_tokens()
+    if mapped is None or not store.is_pictured:
+        return None
+    pieces: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
+    for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
+        if entry.tokens:
+            lines = store.lines_of(entry)
+            sizes = lines["images"][lines["length"] > 0]
+            pieces.append((entry.tokens_at + entry.tokens) * 4 + np.cumsum([0, *sizes], dtype=np.int64))
+    offsets = np.concatenate(pieces)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(mapped)]
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
 def gather_of(
     binary: pa.Array,
     weights: pa.Array | None,
     lines: SplitLines,
     let_go: Callable[[], None] = lambda: None,
+    images: pa.Array | None = None,
 ) -> StoreGather:
-    """A split's sequences over what `lay_elements` gave; `let_go` as of `StoreGather`."""
+    """A split's sequences over what `lay_elements` gave; `let_go` and `images` as of `StoreGather`."""
     if lines.fragments is None:
         return StoreGather(
             binary,
@@ -262,6 +287,7 @@ def gather_of(
             weights,
             lines.extras,
             is_rollout=lines.token_extras is not None,
+            images=images,
             let_go=let_go,
         )
     import pyarrow as pa
@@ -287,7 +313,9 @@ class Places:
 
     def __init__(self, plan: PackPlan, lengths: NDArray[np.int32]) -> None:
         self.pack = np.empty(len(lengths), dtype=np.int32)
-        self.offset = np.empty(len(lengths), dtype=np.int32)
+        # Below the longest pack: two bytes do for most lengths of packs.
+        is_short = int(pack_tokens(plan, lengths).max(initial=0)) <= 2**16
+        self.offset = np.empty(len(lengths), dtype=np.uint16 if is_short else np.int32)
         for here, entries in blocks(plan.offsets):
             offsets = plan.offsets[here.start : here.stop + 1]
             sequences = plan.order[entries]

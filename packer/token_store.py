@@ -62,6 +62,8 @@ class Entry(NamedTuple):
     check: str
     weighted: int = 0
     """Bytes for each of its tokens in the file of weights, the same for all chunks that have any."""
+    behind: int = 0
+    """Entries behind its tokens that hold what is told of its images."""
     problems: tuple[Problem, ...] = ()
 
 
@@ -158,7 +160,7 @@ class ChunkStore:
             self._journal.truncate(0)
             self._enter(self._head())
         self.used = (
-            max((e.tokens_at + e.tokens for e in self.entries.values()), default=0),
+            max((e.tokens_at + e.tokens + e.behind for e in self.entries.values()), default=0),
             max((e.lines_at + e.lines for e in self.entries.values()), default=0),
         )
         # Behind the finished chunks is a hole again: chunks without weights write none there.
@@ -175,21 +177,19 @@ class ChunkStore:
             if not rows or rows[0].get("key") != key:
                 return False
             self.exact_cuts = rows[0]["exact_cuts"]
-            tokens = np.memmap(self.tokens_path, dtype="<i4", mode="r")
-            lines = np.memmap(self.lines_path, dtype=LINE, mode="r")
-            weights = np.zeros(0, dtype=np.uint8)
-            if os.path.getsize(self.weights_path):
-                weights = np.memmap(self.weights_path, dtype=np.uint8, mode="r")
+            # Read chunk after chunk, not mapped: a large store would stay in memory when it has been seen.
+            for entry in (Entry(**row) for row in rows[1:]):
+                stored = entry.tokens + entry.behind
+                mine = _read_at(self.tokens_path, np.dtype("<i4"), entry.tokens_at, stored)
+                about = _read_at(self.lines_path, LINE, entry.lines_at, entry.lines)
+                size, weighing = entry.weighted, None
+                if size:
+                    at, count = entry.tokens_at * size, entry.tokens * size
+                    weighing = _read_at(self.weights_path, np.dtype(np.uint8), at, count)
+                if entry.check == _check(mine, about, weighing):
+                    self.entries[entry.chunk] = entry
         except (OSError, ValueError, KeyError):  # nothing there, or nothing of ours
-            return False
-        for row in rows[1:]:
-            entry = Entry(**row)
-            mine = tokens[entry.tokens_at : entry.tokens_at + entry.tokens]
-            about = lines[entry.lines_at : entry.lines_at + entry.lines]
-            size, end = entry.weighted, entry.tokens_at + entry.tokens
-            weighing = weights[entry.tokens_at * size : end * size] if size else None
-            if entry.check == _check(mine, about, weighing):
-                self.entries[entry.chunk] = entry
+            self.entries.clear()
         return bool(self.entries)
 
     def _head(self) -> dict[str, Any]:
@@ -205,8 +205,12 @@ class ChunkStore:
 
     def write(self, index: int, source: int, size: int, result: ChunkResult, ends: Reserved) -> Entry:
         """Write a chunk's arrays into ranges of their own; called in a worker."""
-        tokens_at, lines_at = ends.reserve(len(result.values), len(result.lines))
-        _write_at(self._tokens, result.values, tokens_at, self.tokens_path)
+        values = result.values
+        if result.images:
+            padded = result.images.ljust(-(-len(result.images) // 4) * 4, b"\0")
+            values = np.concatenate([values, np.frombuffer(padded, dtype=np.int32)])
+        tokens_at, lines_at = ends.reserve(len(values), len(result.lines))
+        _write_at(self._tokens, values, tokens_at, self.tokens_path)
         if result.weights is not None:
             _write_at(self._weights, result.weights, tokens_at, self.weights_path)
         _write_at(self._lines, result.lines, lines_at, self.lines_path)
@@ -220,8 +224,9 @@ class ChunkStore:
             lines=len(result.lines),
             replaced=result.replaced,
             size=size,
-            check=_check(result.values, result.lines, result.weights),
+            check=_check(values, result.lines, result.weights),
             weighted=0 if result.weights is None else result.weights.itemsize,
+            behind=len(values) - len(result.values),
             problems=tuple(result.problems[:MOST_PROBLEMS]),
         )
 
@@ -245,7 +250,7 @@ class ChunkStore:
 
     def cut_back(self) -> None:
         """Give back what lies behind the last finished chunk (after a full disk)."""
-        tokens = max((e.tokens_at + e.tokens for e in self.entries.values()), default=0)
+        tokens = max((e.tokens_at + e.tokens + e.behind for e in self.entries.values()), default=0)
         lines = max((e.lines_at + e.lines for e in self.entries.values()), default=0)
         os.ftruncate(self._tokens, tokens * 4)
         os.ftruncate(self._weights, min(tokens * self.weight_bytes, os.fstat(self._weights).st_size))
@@ -282,6 +287,11 @@ class ChunkStore:
                 os.close(os.dup(descriptor))
             except OSError as error:
                 raise disk_full(error, path, 0) from error
+
+    @property
+    def is_pictured(self) -> bool:
+        """Whether any sequence has images."""
+        return any(entry.behind for entry in self.entries.values())
 
     @property
     def is_weighted(self) -> bool:
@@ -343,6 +353,11 @@ def _check(values: NDArray[np.int32], lines: NDArray[np.void], weights: NDArray[
 
 def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).view(np.uint8).data
+
+
+def _read_at(path: str, kind: np.dtype[Any], entry: int, count: int) -> NDArray[Any]:
+    """So many entries of a file, fewer where it ends before."""
+    return np.fromfile(path, kind, count, offset=entry * kind.itemsize)
 
 
 def _write_at(descriptor: int, array: NDArray[Any], entry: int, path: str) -> None:

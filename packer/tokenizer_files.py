@@ -25,6 +25,8 @@ COPIED = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 NAMED_TOKENS = (
     "bos_token",

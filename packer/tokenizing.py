@@ -17,6 +17,7 @@ from padless.packer.errors import CutError, DiskFullError, InputError
 from padless.packer.formats import FORMATS, MIXED, detect
 from padless.packer.formats.examples import Chat, Columns, RecordError
 from padless.packer.identity import Identity
+from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.marks import choose_marks, leaves
 from padless.packer.prepared import Prepared, Task
 from padless.packer.several import examples_of
@@ -151,7 +152,8 @@ class Tokenizing:
         """Chunks that are still to do, each with the format of its source."""
         # With a limit nobody reads what lies behind it.
         exact = self.store.exact_cuts or self.config.limit is not None
-        for chunk in walk(self.files, text_by=self.config.text_by, exact_cuts=exact):
+        images = isinstance(rule_of(self.identity.tokenizer), ImageRule)
+        for chunk in walk(self.files, text_by=self.config.text_by, exact_cuts=exact, images=images):
             file = self.files[chunk.source]
             if chunk.source not in self.formats:
                 self.formats[chunk.source] = self._format(chunk, file)
@@ -164,7 +166,7 @@ class Tokenizing:
                     continue  # the walk goes on for the checksums of the sources
                 take = min(left, len(read_chunk(chunk).rows))
                 self._taken += take
-            task = Task(chunk, self.formats[chunk.source], self.identity.split_of(file), take)
+            task = Task(chunk, self.formats[chunk.source], self.identity.split_of(file), take, file.name)
             if self._first is None:
                 self._first = task
             if chunk.index not in self.store.entries:

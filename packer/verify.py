@@ -18,8 +18,10 @@ import numpy as np
 from padless.packer.errors import InputError
 from padless.packer.progress import Report, part_of
 from padless.packer.verify_constraints import keeps_constraints
+from padless.packer.verify_images import images_of_placeholders
 from padless.runtime.format import (
     IGNORE_INDEX,
+    IMAGES,
     MANIFEST,
     FormatError,
     Manifest,
@@ -31,6 +33,7 @@ from padless.runtime.format import (
     open_folder,
 )
 from padless.runtime.reader import Array, PackBatch, PackedReader
+from padless.runtime.storage import is_url
 
 _TABLE_COLUMNS = (
     *("record", "source", "part", "status", "reason"),
@@ -83,6 +86,11 @@ def verify(
     VersionError or SplitError where there is nothing to check; everything else that is wrong is a failed
     check.
     """
+    if is_url(path):
+        raise InputError(
+            f"verify reads a folder, and {path} is a URL: copy it here, or compare its files with their "
+            "checksums by PackedReader(URL, verify=True)"
+        )
     folder = Path(path)
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:
@@ -110,6 +118,8 @@ def verify(
             if checks[-2].ok:
                 stored = table["pack"]
                 checks.append(_check("constraints", lambda: keeps_constraints(reader, table, stored)))
+                if any(column.name == IMAGES for column in packs.extras):
+                    checks.append(_check("images", lambda: images_of_placeholders(reader)))
             if plan is not None:
                 checks.append(_check(f"plan {plan}", lambda: _plan(folder, plan, table)))
             if model is not None:

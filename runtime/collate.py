@@ -21,8 +21,10 @@ import torch
 from padless.runtime.arrays import Array
 from padless.runtime.assemble import MAX_TOKENS, assemble, join
 from padless.runtime.batch import Pack, derived_labels
-from padless.runtime.errors import CollateError
+from padless.runtime.errors import BatchError, CollateError
 from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.image_positions import image_positions
+from padless.runtime.images import IMAGES, read_images
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -52,6 +54,8 @@ def collate(packs: Sequence[Pack | Mapping[str, Any]], *, columns: Iterable[Colu
     )
     if chosen[0].extras or len(chosen) > 1:
         batch.update(_extras(chosen))
+    if isinstance(batch.get(IMAGES), list):
+        _add_images(batch, lengths)
     return batch
 
 
@@ -152,6 +156,19 @@ def _extras(packs: Sequence[Pack]) -> dict[str, Any]:
             raise CollateError(f"nothing says whether {name} is per token, sequence or pack: {level!r}")
         joined[name] = value.tolist() if value.dtype.kind in "OSU" else torch.from_numpy(value)
     return joined
+
+
+def _add_images(batch: VarlenBatch, lengths: Array) -> None:
+    """What the texts of the column tell, in place of them."""
+    try:
+        images = [read_images(*one) for one in zip(batch[IMAGES], lengths.tolist(), strict=True)]
+    except BatchError as problem:
+        raise CollateError(str(problem)) from None
+    flat = [image for mine in images for image in mine]
+    batch["position_ids"] = torch.from_numpy(image_positions(lengths, images)[:, None])
+    batch["num_images"] = torch.tensor([len(mine) for mine in images], dtype=torch.int32)
+    batch["image_grid_thw"] = torch.tensor([image.grid for image in flat], dtype=torch.int64).view(-1, 3)
+    batch[IMAGES] = [image.image for image in flat]
 
 
 def _few(values: Array) -> str:

@@ -29,6 +29,7 @@ from padless.runtime.errors import (
     VersionError,
 )
 from padless.runtime.fields import FORMAT_VERSION, load
+from padless.runtime.images import IMAGES, PackedImage, embedded_image, read_images, write_images
 from padless.runtime.manifest import (
     FileInfo,
     Manifest,
@@ -55,6 +56,7 @@ __all__ = [
     "FORMAT_VERSION",
     "ID_LIMITS",
     "IGNORE_INDEX",
+    "IMAGES",
     "LEVELS",
     "MANIFEST",
     "OWN_COLUMNS",
@@ -73,6 +75,7 @@ __all__ = [
     "ManifestError",
     "MissingFileError",
     "NotPackedError",
+    "PackedImage",
     "PadlessError",
     "PlanError",
     "RemoteError",
@@ -91,16 +94,19 @@ __all__ = [
     "checksum_bytes",
     "checksum_file",
     "column_problem",
+    "embedded_image",
     "load_manifest",
     "open_folder",
     "parse_manifest",
     "parse_type",
+    "read_images",
     "read_manifest",
     "schema_of",
     "sequence_table_schema",
     "shard_columns",
     "shard_schema",
     "split_info",
+    "write_images",
 ]
 
 IGNORE_INDEX = -100

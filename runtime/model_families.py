@@ -42,6 +42,7 @@ ROTARY: dict[str, Rotary] = {
     **dict.fromkeys(("llama", "mistral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3"), _HALVES),
     **dict.fromkeys(("qwen3_moe", "gemma", "gemma2", "gemma3", "phi", "phi3", "granite"), _HALVES),
     **dict.fromkeys(("smollm3", "olmo", "olmo2", "olmo3", "olmoe", "starcoder2"), _HALVES),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _HALVES),
     "gpt_neox": Rotary(in_place=False),
     "gpt_oss": Rotary(half_width=True),
     **dict.fromkeys(("glm", "glm4"), Rotary(interleaved=True)),

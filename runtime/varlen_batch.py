@@ -23,6 +23,8 @@ MODEL_INPUTS = (
     "seq_idx",
 )
 """The keys of a batch that a model's forward takes, as transformers names them."""
+IMAGE_INPUTS = ("image_grid_thw", "pixel_values")
+"""Those of a batch with images, once it has their pixels."""
 _ALIGNMENT = 16
 
 
@@ -32,6 +34,10 @@ class VarlenBatch(dict[str, Any]):
     `input_ids, labels, position_ids` [1, T] int64; `seq_idx` [1, T] int32; `cu_seq_lens_q` and
     `cu_seq_lens_k` [N + 1] int32; `max_length_q, max_length_k, num_targets` int; `sequence_ids`
     [N] int64; extras at token level [1, T, ...], at sequence level [N], at pack level [packs].
+
+    Of a folder with images, of which the batch has I: `position_ids` [4, 1, T], of the text, time, height and
+    width; `num_images` [N] int32; `image_grid_thw` [I, 3] int64; `images`, a list of I paths and URLs. Pixels
+    come with `padless.runtime.pixels.with_pixels`.
     """
 
     @property
@@ -45,7 +51,8 @@ class VarlenBatch(dict[str, Any]):
         With a cache, which is their default outside Trainer, transformers' models look for no
         boundaries under sdpa and eager attention, and attend across all sequences.
         """
-        return {key: self[key] for key in MODEL_INPUTS} | {"use_cache": False}
+        names = MODEL_INPUTS + IMAGE_INPUTS if "pixel_values" in self else MODEL_INPUTS
+        return {key: self[key] for key in names} | {"use_cache": False}
 
     def pin_memory(self) -> VarlenBatch:
         """The same batch in one page-locked buffer, from which copies can run beside the CPU."""

@@ -62,7 +62,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         dict(WINDOW, num_local_experts=4, num_experts_per_tok=2, attn_implementation="eager"),
     ),
 }
-"""Class and further settings; every family of padless.runtime.model_families.ROTARY is here."""
+"""Class and further settings; each family of padless.runtime.model_families.ROTARY is here or in pictures."""
 
 UNLISTED: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("Arcee", {}),

@@ -21,7 +21,7 @@ from padless.packer.exports.rows import Array, Rows, rows_of
 from padless.packer.extra_columns import WEIGHTS
 from padless.packer.hf_folder import dataset_info, state
 from padless.packer.tokenizer_files import TokenizerFiles, read_files
-from padless.runtime.format import IGNORE_INDEX, FileInfo
+from padless.runtime.format import IGNORE_INDEX, IMAGES, FileInfo
 from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
@@ -81,10 +81,14 @@ class Job:
                 return found
         return 0
 
-    def rows(self) -> Iterator[Rows]:
-        """The folder's packs, counted. InputError for what would train differently in this form."""
-        for rows in rows_of(self.reader):
+    def rows(self, *, flat: bool = False) -> Iterator[Rows]:
+        """The folder's packs, counted; `flat`: a little at a time, for files without rows.
+
+        Raises InputError for what would train differently in this form.
+        """
+        for rows in rows_of(self.reader, flat=flat):
             if not self.further_columns:
+                self._check_images(rows)
                 self._check_weights(rows)
             yield rows
             self.counts["packs"] += len(rows.sequences)
@@ -105,6 +109,13 @@ class Job:
                 "which keep the column, or build from records without weights"
             )
 
+    def _check_images(self, rows: Rows) -> None:
+        if IMAGES in rows.extras:
+            raise InputError(
+                f"{self.reader.path} has images, and this form has no place to say which: their placeholders "
+                "would be all that is left. Export to unpacked or parquet, which keep the column"
+            )
+
     def left_behind(self) -> str | None:
         """A note that names the further columns which the form has no place for."""
         # Labels say what is left of the weights.
@@ -114,9 +125,9 @@ class Job:
         named = ", ".join(f"`{name}`" for name in left)
         return f"left behind, since this form has no place for further columns: {named}."
 
-    def open(self, name: str) -> DurableFile:
-        """A new file, to be kept with `keep`."""
-        return DurableFile(self.folder, name)
+    def open(self, name: str, *, direct: bool = False) -> DurableFile:
+        """A new file, to be kept with `keep`; `direct` for large ones (see DurableFile)."""
+        return DurableFile(self.folder, name, direct=direct)
 
     def keep(self, file: DurableFile, name: str) -> None:
         """The file is complete."""
@@ -168,7 +179,7 @@ class Job:
                         opened, number = None, number + 1
                     if opened is None:
                         self._schema = batch.schema
-                        file = stack.enter_context(self.open(name.format(number)))
+                        file = stack.enter_context(self.open(name.format(number), direct=True))
                         opened = file, start(pa.PythonFile(file, mode="w"), batch.schema)
                     opened[1].write_batch(batch)
             except BaseException:
@@ -190,7 +201,7 @@ class Raw:
 
     def __init__(self, job: Job, name: str) -> None:
         self._job, self._name = job, name
-        self._file = job.open(name)
+        self._file = job.open(name, direct=True)
 
     def __enter__(self) -> Raw:
         return self

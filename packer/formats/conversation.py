@@ -3,7 +3,8 @@
     {"from": "gpt", "value": "Hi", "train": false}  ->  {"role": "assistant", "content": "Hi"}, untrained
 
 Both ways of naming the keys are understood, turn by turn. What would be lost in silence is refused instead:
-content that is neither text nor parts of text, and flags that sound like a loss mask but are not known.
+content that is neither text nor parts of text and images, and flags that sound like a loss mask but are not
+known.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ FLAGS = ("train", *WEIGHTS)
 """Keys of a turn that say whether it is trained; `train` is 1 or true, 0 or false."""
 MOST_WEIGHT = 3.4e38
 """Weights are stored as float32."""
+
+IMAGE_PARTS = ("image", "image_url")
+"""Types of content parts that are images, and names for what they show."""
+SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+"""What Qwen's own loader lets a part say of its size."""
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of content parts that are text."""
@@ -116,7 +122,7 @@ def _turn(turn: Any, where: str) -> tuple[Message, float]:
     elif "content" not in turn:
         raise RecordError(f"{where} ({turn['role']}) has no content")
     if type(turn["content"]) is not str:
-        turn["content"] = _text(turn["content"], f"{where}.content")
+        turn["content"] = _content(turn["content"], f"{where}.content")
     return turn, weight
 
 
@@ -129,10 +135,14 @@ def _renamed(turn: Message, where: str) -> Message:
         raise RecordError(f"{where} is from {turn['from']!r}; known are {', '.join(ROLES)}")
     content = "" if turn["value"] is None else turn["value"]
     if type(content) is not str:
-        content = _text(content, f"{where}.value")
+        content = _content(content, f"{where}.value")
     # Of the other keys only those that mean something here: templates know no `from`.
     more = {key: item for key, item in turn.items() if key in REASONING or _is_flag(key, item)}
-    return (_call(content) if role == CALL else {"role": role, "content": content}) | more
+    if role != CALL:
+        return {"role": role, "content": content} | more
+    if type(content) is not str:
+        raise RecordError(f"{where} is a call with images; a call is text")
+    return _call(content) | more
 
 
 def _weight(turn: Message, where: str) -> float:
@@ -171,24 +181,40 @@ def _sounds_like_a_flag(key: str) -> bool:
     return bool(_LIKE_A_FLAG.search(key) or difflib.get_close_matches(key.lower(), FLAGS[:1], cutoff=0.8))
 
 
-def _text(content: Any, where: str) -> str:
-    """Content parts as the text they are put together."""
+def _content(content: Any, where: str) -> str | list[Message]:
+    """Content parts as the text they are put together, or where images are among them as parts."""
     if not isinstance(content, list):
         raise RecordError(
             f"{where} must be text or a list of text parts, got {_kind(content)}; "
             "write what is not text as JSON text"
         )
-    found: list[str] = []
+    found: list[Message] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS or type(part.get("text")) is not str:
+        if kind in IMAGE_PARTS:
+            found.append(_image(part, f"{where}[{number}]"))
+        elif kind in TEXT_PARTS and type(part.get("text")) is str:
+            found.append({"type": "text", "text": part["text"]})
+        else:
             given = f"of type {kind!r}" if kind is not None else _kind(part)
             raise RecordError(
-                f"{where}[{number}] is {given}; only parts of text are packed "
-                '({"type": "text", "text": ...}), no images, sound or files'
+                f"{where}[{number}] is {given}; only parts of text and images are packed "
+                '({"type": "text", "text": ...}, {"type": "image", "image": PATH}), no video, sound or files'
             )
-        found.append(part["text"])
-    return "".join(found)
+    if any(part["type"] == "image" for part in found):
+        return found
+    return "".join(part["text"] for part in found)
+
+
+def _image(part: Message, where: str) -> Message:
+    """A part that is an image, its path or URL under one name; without, where the record has it elsewhere."""
+    if sized := next((name for name in SIZES if part.get(name) is not None), None):
+        raise RecordError(
+            f"{where} sets {sized} for itself; the size of images follows from preprocessor_config.json, for "
+            "all alike"
+        )
+    value = next((part[name] for name in IMAGE_PARTS + ("path", "url") if part.get(name) is not None), None)
+    return {"type": "image"} if value is None else {"type": "image", "image": value}
 
 
 def _call(text: str) -> Message:

@@ -15,6 +15,7 @@ from typing import Any
 from padless.packer.errors import InputError, SourceLostError
 from padless.packer.hub import lost, open_random
 from padless.packer.sources.chunks import Chunk, CutOptions, Piece, Records, chunk_data
+from padless.packer.sources.embedded import measured
 from padless.packer.sources.nemo_rows import is_nemo, sequences
 from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
@@ -37,7 +38,7 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
     try:
         for batch in _batches(stream, options.chunk_bytes):
             undecoded = stream.undecoded if isinstance(stream, RowStream) else None
-            batch, args = readable(batch, stream.path, undecoded)
+            batch, args = readable(batch, stream.path, undecoded, images=options.images)
             bytes_per_row = max(1, batch.nbytes // max(1, batch.num_rows))
             step = max(1, min(MAX_ROWS, options.chunk_bytes // bytes_per_row))
             for begin in range(0, batch.num_rows, step):
@@ -53,10 +54,18 @@ def cut(stream: ByteStream | RowStream, options: CutOptions) -> Iterator[Piece]:
         ) from error
 
 
-def readable(batch: Any, path: str, undecoded: dict[str, str] | None = None) -> tuple[Any, tuple[str, ...]]:
-    """A batch without what nobody decodes (`undecoded`; None: as its schema says), and the reader's args."""
+def readable(
+    batch: Any, path: str, undecoded: dict[str, str] | None = None, *, images: bool = False
+) -> tuple[Any, tuple[str, ...]]:
+    """A batch without what nobody decodes (`undecoded`; None: as its schema says), and the reader's args.
+
+    `images`: those in it are measured.
+    """
     if undecoded is None:
         undecoded = undecoded_of_schema(batch.schema)
+    if images:
+        batch, known = measured(batch)
+        undecoded = {name: kind for name, kind in undecoded.items() if name not in known}
     if undecoded:
         batch = without(batch, undecoded)
     if is_nemo(batch.schema):
@@ -116,7 +125,7 @@ def _batches(stream: ByteStream | RowStream, chunk_bytes: int) -> Iterator[Any]:
     if isinstance(stream, RowStream):
         yield from stream.batches()
         return
-    remote = _RemoteReads(stream.path) if stream.is_remote else None
+    remote = _RemoteReads(stream.path) if stream.is_on_hub else None
     head = remote.head(len(ARROW_FILE_MAGIC)) if remote else stream.peek(len(ARROW_FILE_MAGIC))
     if head.startswith(PARQUET_MAGIC):
         import pyarrow.parquet as pq
@@ -124,13 +133,13 @@ def _batches(stream: ByteStream | RowStream, chunk_bytes: int) -> Iterator[Any]:
         # Buffered and without prefetching, memory stays at some pages a column. From the Hub a row group
         # is fetched at once, in a few large requests.
         how = {"pre_buffer": True} if remote else {"pre_buffer": False, "buffer_size": 1 << 20}
-        with pq.ParquetFile(remote or stream.path, **how) as table:
+        with pq.ParquetFile(remote or stream.seekable_path(), **how) as table:
             groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
             size = sum(group.total_byte_size for group in groups)
             rows = table.metadata.num_rows * chunk_bytes // max(1, size)
             yield from table.iter_batches(batch_size=max(1, min(MAX_ROWS, rows)))
         return
-    yield from map(checked, arrow_batches(remote or stream.path, head))
+    yield from map(checked, arrow_batches(remote or stream.seekable_path(), head))
 
 
 class _RemoteReads:

@@ -35,7 +35,10 @@ def build(
     context: Context,
     sources: Annotated[
         list[str] | None,
-        Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub (ORG/NAME)."),
+        Argument(
+            metavar="SOURCE...",
+            help="Files, globs, folders, URLs of them, or data sets on the Hub (ORG/NAME).",
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -49,7 +52,10 @@ def build(
             help="Tokens per pack. Required. Several (2048,8192): sequences in the shortest that hold them.",
         ),
     ] = None,
-    output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
+    output: Annotated[
+        str | None,
+        Option(help="Folder or URL (s3://...) to write; a URL's is made in PADLESS_CACHE first. Required."),
+    ] = None,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
         list[str] | None,
@@ -244,7 +250,7 @@ def build(
 
 def repack(
     folders: Annotated[list[str], Argument(metavar="DIR...", help="Packed folders, or folders of splits.")],
-    output: Annotated[str | None, Option(help="Folder to write.")] = None,
+    output: Annotated[str | None, Option(help="Folder or URL to write.")] = None,
     plan_only: Annotated[
         str | None, Option(metavar="NAME", help="Write plans/NAME.parquet into DIR instead of a folder.")
     ] = None,
@@ -285,6 +291,9 @@ def repack(
     """
     from dataclasses import replace
 
+    from padless.packer.fresh_memory import keep_freed_memory
+
+    keep_freed_memory()
     from padless.packer.progress import progress
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig
@@ -325,7 +334,7 @@ def repack(
 
 def estimate(
     sources: Annotated[
-        list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub.")
+        list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, URLs, or data sets on the Hub.")
     ],
     tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
     max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,

@@ -58,6 +58,7 @@ class PackConfig:
     """Tokens per pack; several lengths: each sequence goes to the shortest packs that hold it. Longer ones
     than the longest packs follow `overflow`."""
     output: str
+    """The folder to write, or a URL (`s3://bucket/packed`), whose folder is made in PADLESS_CACHE before."""
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, where a source names its columns otherwise."""
@@ -148,6 +149,7 @@ class PackConfig:
             object.__setattr__(self, name, tuple(value))
         for name in ("tokenizer", "output", "text_by", "train_on", "bos", "eos"):
             self._instance(name, str, "text")
+        object.__setattr__(self, "output", self.output.removeprefix("file://"))
         for name in ("template", "system", "split", "subset", "revision", "image_root"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padless.packer.errors import InputError
-from padless.runtime.format import IGNORE_INDEX, length_of_pack
+from padless.runtime.format import IGNORE_INDEX, PadlessError, length_of_pack
 from padless.runtime.reader import Pack, PackedReader
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def describe_pack(
     reader = PackedReader(path, split=split, plan=plan)
     if not -len(reader) <= index < len(reader):
         holds = f"holds packs 0 to {len(reader) - 1}" if len(reader) else "holds no packs"
-        raise InputError(f"there is no pack {index}: {reader.path} {holds}")
+        raise InputError(f"there is no pack {index}: {reader.location} {holds}")
     pack = reader[index]
     table = reader.sequence_table(_TABLE_COLUMNS)
     decode = _decoder(folder_tokenizer(reader))
@@ -53,7 +53,7 @@ def describe_pack(
         if not 0 <= sequence_id < table.num_rows:
             raise InputError(
                 f"pack {index} names sequence {sequence_id}, the sequence table has "
-                f"{table.num_rows} lines: run pack-dataset verify {reader.path}"
+                f"{table.num_rows} lines: run pack-dataset verify {reader.location}"
             )
         line = {name: table.column(name)[sequence_id].as_py() for name in _TABLE_COLUMNS}
         segments = _segments(pack, offset, length, decode, image)
@@ -205,13 +205,19 @@ def _decoder(tokenizer: Tokenizer | None) -> Decode:
 def folder_tokenizer(reader: PackedReader) -> Tokenizer | None:
     """The folder's own tokenizer; None where ready-made tokens came without one."""
     name = "tokenizer/tokenizer.json"
-    if name not in {file.file for file in reader.manifest.tokenizer_files}:
+    info = next((file for file in reader.manifest.tokenizer_files if file.file == name), None)
+    if info is None:
         return None
     from tokenizers import Tokenizer
 
+    def load(path: Path) -> Tokenizer:
+        return Tokenizer.from_file(str(path))
+
     try:
-        return Tokenizer.from_file(str(reader.path / name))
+        return load(reader.path / name) if reader.remote is None else reader.remote.open_file(info, load)
+    except PadlessError:
+        raise
     except Exception as problem:  # tokenizers raises nothing narrower
         raise InputError(
-            f"{reader.path / name} cannot be loaded ({problem}): run pack-dataset verify"
+            f"{reader.location}/{name} cannot be loaded ({problem}): run pack-dataset verify"
         ) from None

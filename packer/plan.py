@@ -221,8 +221,9 @@ def drawn_order(packs: int, seed: int) -> Integers:
     # few that are equal there are then put right by all 64.
     high = (ranks >> np.uint64(32)).astype(np.uint32)
     order = np.argsort(high.astype(np.uint16), kind="stable").astype(index_type(packs))
-    order = order[np.argsort((high >> 16).astype(np.uint16)[order], kind="stable")]
-    same = np.diff(high[order]) == 0
+    order = order.take(np.argsort((high >> 16).astype(np.uint16).take(order), kind="stable"))
+    high = high.take(order)
+    same = high[1:] == high[:-1]
     if same.any():
         tied = np.append(same, False) | np.append(False, same)
         among = order[tied]

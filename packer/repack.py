@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,8 @@ class Repack(Build):
         excluded = read_excluded(config.exclude) if config.exclude else None
         # Who leaves out nothing gets what nobody left anything out of.
         self.excluded = excluded if excluded is not None and len(excluded) else None
+        self._unchanged: list[Future[None]] = []
+        """Files that are being compared with their checksums."""
         self.identity_of_repack = RepackIdentity(
             self.config, self.folders, [*config.folders], firsts, self.excluded
         )
@@ -141,18 +143,21 @@ class Repack(Build):
 
     def _repack_in(self, work: WorkFolder) -> BuildResult:
         made = MadeAnew(os.path.join(work.path, "tokens.bin"))
-        try:
-            with ThreadPoolExecutor(self.workers) as hashing:
+        with ThreadPoolExecutor(self.workers) as hashing:
+            try:
                 found = [self._split(name, made, hashing) for name in self.identity.splits]
-        finally:
-            made.close()
-        lines, gathers, pieces = ([item[place] for item in found] for place in range(3))
-        self._done("read")
-        check_losses(self.config, self.identity.splits, lines)
-        plans = plan_splits(self.config, self.identity.splits, lines, lambda n: [pieces[n].lines])
-        for number, split in enumerate(lines):
-            if split.fragments is not None:
-                gathers[number], pieces[number] = cut_again(gathers[number], pieces[number], split)
+                lines, gathers, pieces = ([item[place] for item in found] for place in range(3))
+                self._done("read")
+                check_losses(self.config, self.identity.splits, lines)
+                plans = plan_splits(self.config, self.identity.splits, lines, lambda n: [pieces[n].lines])
+                for number, split in enumerate(lines):
+                    if split.fragments is not None:
+                        gathers[number], pieces[number] = cut_again(gathers[number], pieces[number], split)
+            finally:
+                made.close()
+                # Beside all of that; a damaged file is not copied, and is the reason of what else is wrong.
+                for check in self._unchanged:
+                    check.result()
         self._done("plan")
         manifests = self._write(
             lines,
@@ -184,15 +189,14 @@ class Repack(Build):
         for folder, splits in zip(self.asked.folders, self.folders, strict=True):
             manifest = splits[name]
             reader = PackedReader(Path(folder) / name)
-            unchanged = [hashing.submit(reader.check_shard, n) for n in range(len(manifest.shards))]
             others: list[FileInfo | TableInfo] = [*manifest.sequence_tables, *manifest.tokenizer_files]
-            unchanged += [hashing.submit(_check, reader, file) for file in others]
+            self._unchanged += [hashing.submit(_check, reader, file) for file in others]
+            shards = range(len(manifest.shards))
+            self._unchanged += [hashing.submit(reader.check_shard, n) for n in shards]
             piece = read_table(reader, records, sources)
             is_mix = manifest.options.get("mix") is not None
             if is_mix:
                 piece = copies_apart(piece)
-            for check in unchanged:  # beside the table; a damaged file is not copied
-                check.result()
             columns = sequence_columns(reader, self.extras, len(piece.lines), records)
             cut = recut(piece, self._policy(name, reader, sources, columns), self._is_excluded(piece))
             types = {column.name: column.type for column in manifest.columns}

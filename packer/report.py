@@ -63,7 +63,7 @@ def build_report(
     costs = _costs(found, model)
     align = int(facts["align"])
     report = {
-        "path": str(reader.path),
+        "path": reader.location,
         "plan": plan,
         "packs": len(reader),
         "sequences": len(found.lengths),

@@ -24,6 +24,7 @@ from padless.packer.progress import Report, part_of
 from padless.packer.sources import Chunk, SourceFile, read_chunk, walk
 from padless.packer.sources.groups import groups_of, rows_of_group
 from padless.packer.sources.sought import SoughtFile, UnseekableError
+from padless.runtime.storage import is_url
 
 SEEK_FROM = 32 * 2**20
 """Sources of fewer bytes are passed through: their blocks are all kept."""
@@ -66,7 +67,7 @@ def draw(
     Raises what reading the source raises; of a large one only what was read is checked.
     """
     files = list(files)
-    if any(file.revision is not None for file in files):
+    if any(is_url(file.path) for file in files):
         return _first(files, wanted, text_by)
     if sum(file.size for file in files) >= SEEK_FROM:
         try:

@@ -142,6 +142,7 @@ def print_profile(result: BuildResult, console: Console) -> None:
         "plan": "lengths, account, plan",
         "write": "gather, shards, sequence table, tokenizer, manifest",
         "commit": "sweep",
+        "upload": "the folder to its URL",
     }
     for stage, seconds in result.profile.items():
         _line(console, f"{seconds:8.3f} s  {stage:<9} {meaning.get(stage, '')}")

@@ -33,6 +33,7 @@ from padless.runtime.format import (
     open_folder,
 )
 from padless.runtime.reader import Array, PackBatch, PackedReader
+from padless.runtime.storage import is_url
 
 _TABLE_COLUMNS = (
     *("record", "source", "part", "status", "reason"),
@@ -85,6 +86,11 @@ def verify(
     VersionError or SplitError where there is nothing to check; everything else that is wrong is a failed
     check.
     """
+    if is_url(path):
+        raise InputError(
+            f"verify reads a folder, and {path} is a URL: copy it here, or compare its files with their "
+            "checksums by PackedReader(URL, verify=True)"
+        )
     folder = Path(path)
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:

@@ -10,7 +10,7 @@ behind each other, in whole steps: so each rank gets its own, as many as the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,16 @@ from padless.runtime.shard_order import ShardShuffle
 class PackedDataset(Dataset[Pack]):
     """The packs of a folder by number, for `DataLoader(..., collate_fn=collate)` and trainers."""
 
-    def __init__(self, path: str | Path, *, split: str | None = None, plan: str | None = None) -> None:
-        """Open a folder; raises what PackedReader raises."""
-        self.reader = PackedReader(path, split=split, plan=plan)
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        split: str | None = None,
+        plan: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Open a folder; options are PackedReader's, and so is what it raises."""
+        self.reader = PackedReader(path, split=split, plan=plan, storage_options=storage_options)
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -179,8 +186,9 @@ def _by_length(reader: PackedReader, whole: StepOrder, tokens: int, pads: bool) 
 
 
 def shuffle_of(reader: PackedReader, shuffle: bool | str) -> bool | str:
-    """How packs are shuffled: what lies behind a URL shard by shard."""
-    return "shards" if shuffle is True and reader.remote is not None else shuffle
+    """How packs are shuffled: stored ones behind a URL shard by shard; a plan gathers from all shards."""
+    by_shards = reader.remote is not None and reader.plan is None
+    return "shards" if shuffle is True and by_shards else shuffle
 
 
 def _shard_shuffle(reader: PackedReader, seed: int) -> ShardShuffle:

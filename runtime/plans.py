@@ -19,8 +19,9 @@ import pyarrow as pa
 from padless.runtime.arrays import Array, column_to_numpy, to_numpy
 from padless.runtime.batch import Pack
 from padless.runtime.buckets import Bucket, buckets_of
-from padless.runtime.errors import PlanError
+from padless.runtime.errors import MissingFileError, PlanError
 from padless.runtime.format import IGNORE_INDEX, Manifest, checksum_bytes
+from padless.runtime.storage import Storage
 
 LOSS_WEIGHT = "loss_weight"
 """The extra column that says 0 where no token is trained, as labels do."""
@@ -76,17 +77,40 @@ def read_plan(folder: Path, manifest: Manifest, name: str) -> Plan:
 
     Raises PlanError where there is none, it belongs to other sequences, or it is damaged.
     """
-    import pyarrow.parquet as pq
-
     path = folder / "plans" / f"{name}.parquet"
     if name not in plan_names(folder):
-        raise PlanError(
-            f"{folder} has no plan {name!r} (plans there: {', '.join(plan_names(folder)) or 'none'}); leave "
-            "plan out for the order the packs are stored in"
-        )
+        raise PlanError(_no_plan(str(folder), name, ", ".join(plan_names(folder)) or "none"))
     way_out = f"make it again: pack-dataset repack {folder} --plan-only {name} --force"
+    return _checked(path, str(path), manifest, name, way_out)
+
+
+def remote_plan(storage: Storage, manifest: Manifest, name: str) -> Plan:
+    """The plan of that name below a URL, whole in memory; raises as `read_plan` does, and RemoteError."""
+    file = f"plans/{name}.parquet"
     try:
-        table = pq.read_table(path)
+        if "/" in name:
+            raise MissingFileError(name)
+        data = storage.read(file)
+    except MissingFileError:
+        raise PlanError(_no_plan(storage.url, name, "see plans/ below it")) from None
+    way_out = f"copy the folder here, make it again (pack-dataset repack DIR --plan-only {name} --force), "
+    way_out += "and put it there"
+    return _checked(pa.BufferReader(data), storage.where(file), manifest, name, way_out)
+
+
+def _no_plan(folder: str, name: str, there: str) -> str:
+    return (
+        f"{folder} has no plan {name!r} (plans there: {there}); leave "
+        "plan out for the order the packs are stored in"
+    )
+
+
+def _checked(file: Any, path: str, manifest: Manifest, name: str, way_out: str) -> Plan:
+    """The plan in a file, checked; raises PlanError, which calls the file by its `path`."""
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(file)
         facts = json.loads((table.schema.metadata or {})[PLAN_METADATA])
         table.validate(full=True)
         sequences, offsets = _lists(table, "sequences")

@@ -168,7 +168,9 @@ def test_a_folder_of_several_lengths_says_which_packs_are_of_which(folder: Path)
     report = pack("report", folder, "--json").json
     assert report["capacity"] == sum(one["max_length"] * one["packs"] for one in listed)
     assert report["utilization"] == report["tokens"] / report["capacity"] > 0.97
-    assert [row["packs"] for row in report["buckets"]] == [one["packs"] for one in listed]
+    for row, one in zip(report["buckets"], listed, strict=True):
+        assert all(row[name] == one[name] for name in ("max_length", "packs", "sequences", "tokens"))
+        assert row["utilization"] == one["tokens"] / (one["packs"] * one["max_length"])
     assert sum(report["pack_utilization"]["packs"]) == report["packs"]
     last = pack("inspect", folder, "--pack", -1, "--json").json
     first = pack("inspect", folder, "--pack", 0, "--json").json

@@ -81,9 +81,12 @@ class Job:
                 return found
         return 0
 
-    def rows(self) -> Iterator[Rows]:
-        """The folder's packs, counted. InputError for what would train differently in this form."""
-        for rows in rows_of(self.reader):
+    def rows(self, *, flat: bool = False) -> Iterator[Rows]:
+        """The folder's packs, counted; `flat`: a little at a time, for files without rows.
+
+        Raises InputError for what would train differently in this form.
+        """
+        for rows in rows_of(self.reader, flat=flat):
             if not self.further_columns:
                 self._check_images(rows)
                 self._check_weights(rows)
@@ -122,9 +125,9 @@ class Job:
         named = ", ".join(f"`{name}`" for name in left)
         return f"left behind, since this form has no place for further columns: {named}."
 
-    def open(self, name: str) -> DurableFile:
-        """A new file, to be kept with `keep`."""
-        return DurableFile(self.folder, name)
+    def open(self, name: str, *, direct: bool = False) -> DurableFile:
+        """A new file, to be kept with `keep`; `direct` for large ones (see DurableFile)."""
+        return DurableFile(self.folder, name, direct=direct)
 
     def keep(self, file: DurableFile, name: str) -> None:
         """The file is complete."""
@@ -176,7 +179,7 @@ class Job:
                         opened, number = None, number + 1
                     if opened is None:
                         self._schema = batch.schema
-                        file = stack.enter_context(self.open(name.format(number)))
+                        file = stack.enter_context(self.open(name.format(number), direct=True))
                         opened = file, start(pa.PythonFile(file, mode="w"), batch.schema)
                     opened[1].write_batch(batch)
             except BaseException:
@@ -198,7 +201,7 @@ class Raw:
 
     def __init__(self, job: Job, name: str) -> None:
         self._job, self._name = job, name
-        self._file = job.open(name)
+        self._file = job.open(name, direct=True)
 
     def __enter__(self) -> Raw:
         return self

@@ -88,7 +88,7 @@ class BucketGather:
 
     whole: StoreGather
     """Without its store."""
-    tokens: Buckets
+    stored: Buckets
     weights: Buckets | None
 
     @property
@@ -115,13 +115,15 @@ class BucketGather:
             buffers = [None, pa.py_buffer(ends * buckets.type.itemsize), buckets.read(first)]
             return pa.Array.from_buffers(pa.large_binary(), len(inside), buffers)
 
-        tokens = laid(self.tokens)
+        tokens = laid(self.stored)
         weights = None if self.weights is None else laid(self.weights)
         return _InBucket(**{**vars(self.whole), "binary": tokens, "weights": weights, "elements": inside})
 
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
+    def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """No batch has been chosen."""
+        raise NotImplementedError("tokens lie in buckets: ask `of_batch` for one")
+
+    def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
         """No batch has been chosen."""
         raise NotImplementedError("tokens lie in buckets: ask `of_batch` for one")
 
@@ -178,8 +180,11 @@ def _fill(
     finally:
         for writer in writers:
             writer.close()
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()  # what windows were taken into
     whole = replace(gather, binary=None, weights=None, elements=np.zeros(0, np.int32))
-    return BucketGather(whole=whole, tokens=stored, weights=beside)
+    return BucketGather(whole=whole, stored=stored, weights=beside)
 
 
 def _taken(work: str) -> int:

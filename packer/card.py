@@ -18,6 +18,7 @@ from padless.packer.durable import write_bytes
 from padless.packer.errors import InputError
 from padless.packer.inspect import visible
 from padless.packer.report import build_report
+from padless.packer.report_view import lengths_of
 from padless.runtime.format import Manifest, checksum_bytes, load_manifest
 
 _OURS = b"<!-- written by pack-dataset report --card -->"
@@ -104,7 +105,7 @@ def card_of(reports: dict[str | None, dict[str, Any]]) -> str:
         trained = report["tokens_by_fate"]["trained"] / max(1, report["tokens"])
         before = 1 - report["padding"]["random"]["8"]
         lines.append(
-            f"| {name or 'train'} | {report['packs']:,} | {report['max_length']:,} | "
+            f"| {name or 'train'} | {report['packs']:,} | {lengths_of(report)} | "
             f"{report['sequences']:,} | {report['tokens']:,} | {trained:.1%} | {report['utilization']:.2%} "
             f"| {before:.1%} |"
         )

@@ -6,6 +6,7 @@ load, and the imports fit into its shadow.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -20,8 +21,11 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         _start_loading(sys.argv[1:])
+        gc.disable()  # imports make many objects and no garbage
         from padless.packer.commands import run
 
+        gc.freeze()
+        gc.enable()
         code = run()
     except KeyboardInterrupt:  # before there was anything to interrupt
         print("interrupted", file=sys.stderr)

@@ -10,7 +10,7 @@ from typer import Argument, Context, Option
 from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS
-from padless.packer.options import from_file, numbers, option_of, pairs, scalar, switch
+from padless.packer.options import from_file, numbers, option_of, pack_lengths, pairs, scalar, switch
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
 from padless.packer.terminal import Json, Quiet, Split, console, print_json, wrapping
@@ -35,14 +35,27 @@ def build(
     context: Context,
     sources: Annotated[
         list[str] | None,
-        Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub (ORG/NAME)."),
+        Argument(
+            metavar="SOURCE...",
+            help="Files, globs, folders, URLs of them, or data sets on the Hub (ORG/NAME).",
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
         Option(help="Tokenizer folder (with tokenizer.json), or a model on the Hub. Required."),
     ] = None,
-    max_length: Annotated[int | None, Option(help="Tokens per pack. Required.")] = None,
-    output: Annotated[str | None, Option(help="Folder to write. Required.")] = None,
+    max_length: Annotated[
+        Any,
+        Option(
+            parser=pack_lengths,
+            metavar="TOKENS",
+            help="Tokens per pack. Required. Several (2048,8192): sequences in the shortest that hold them.",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        Option(help="Folder or URL (s3://...) to write; a URL's is made in PADLESS_CACHE first. Required."),
+    ] = None,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[
         list[str] | None,
@@ -237,7 +250,7 @@ def build(
 
 def repack(
     folders: Annotated[list[str], Argument(metavar="DIR...", help="Packed folders, or folders of splits.")],
-    output: Annotated[str | None, Option(help="Folder to write.")] = None,
+    output: Annotated[str | None, Option(help="Folder or URL to write.")] = None,
     plan_only: Annotated[
         str | None, Option(metavar="NAME", help="Write plans/NAME.parquet into DIR instead of a folder.")
     ] = None,
@@ -248,7 +261,9 @@ def repack(
             help="Record numbers to leave out, over all DIRs: one a line, or Parquet with a column record.",
         ),
     ] = None,
-    max_length: Annotated[int | None, Option(help="Tokens per pack.")] = None,
+    max_length: Annotated[
+        Any, Option(parser=pack_lengths, metavar="TOKENS", help="Tokens per pack, or several lengths.")
+    ] = None,
     strategy: Annotated[str | None, Option(help=f"{', '.join(STRATEGIES)}.")] = None,
     eval_strategy: Annotated[str | None, Option(help="Strategy of the validation split.")] = None,
     overflow: Annotated[
@@ -276,6 +291,9 @@ def repack(
     """
     from dataclasses import replace
 
+    from padless.packer.fresh_memory import keep_freed_memory
+
+    keep_freed_memory()
     from padless.packer.progress import progress
     from padless.packer.repack import repack as run_repack
     from padless.packer.repack_config import RepackConfig
@@ -316,7 +334,7 @@ def repack(
 
 def estimate(
     sources: Annotated[
-        list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, or data sets on the Hub.")
+        list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, URLs, or data sets on the Hub.")
     ],
     tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
     max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,
@@ -344,6 +362,9 @@ def estimate(
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
     seed: Annotated[int, Option(help="For the draw, and the resampling behind the errors.")] = 0,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the estimate as one page that needs nothing else.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -378,7 +399,14 @@ def estimate(
     )
     with progress(quiet=quiet) as report:
         found = run_estimate(replace(config, progress=report))
+    if html is not None:
+        from padless.packer.estimate_page import estimate_page
+        from padless.packer.page import write_page
+
+        write_page(html, estimate_page(found))
     if as_json:
         print_json(found)
+    elif html is not None:
+        print(f"written to {html}")
     else:
         print_estimate(found, wrapping())

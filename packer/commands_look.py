@@ -12,12 +12,13 @@ from padless.packer.config import byte_size
 from padless.packer.errors import InputError
 from padless.packer.exports import EXPORTS, target_of
 from padless.packer.terminal import Json, Plan, Quiet, Split, console, print_json, wrapping
+from padless.runtime.storage import is_url
 
 
 def report(
     folders: Annotated[
-        list[Path] | None,
-        Argument(metavar="DIR [DIR2]", help="A packed folder; with a second one, both compared."),
+        list[str] | None,
+        Argument(metavar="DIR [DIR2]", help="A packed folder, or its URL; with a second one, both compared."),
     ] = None,
     split: Split = None,
     plan: Plan = None,
@@ -63,6 +64,8 @@ def report(
 
         if len(folders) > 1:
             raise InputError("--card writes into one folder, and two were given")
+        if is_url(folders[0]):
+            raise InputError(f"--card writes into a folder, and {folders[0]} is a URL")
         print(f"written to {write_card(folders[0])}")
         return
     cost = read_cost(model) if model is not None else None
@@ -86,7 +89,7 @@ def report(
 
 
 def inspect(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or its URL.")],
     pack: Annotated[
         list[int] | None, Option(help="Number of the pack; may be given several times. Default: 0.")
     ] = None,
@@ -138,7 +141,7 @@ def inspect(
 
 
 def verify(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
     split: Split = None,
     plan: Plan = None,
     model: Annotated[

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from padless.packer.advice import FLASH_ROWS
+from padless.packer.bounds import facts_of_buckets
 from padless.packer.buckets import BUCKETS_FROM, near
 from padless.packer.durable import sync_folder, write_bytes
 from padless.packer.engine import Engine
@@ -17,11 +18,7 @@ from padless.packer.gather import Gather
 from padless.packer.hf_folder import dataset_info, state
 from padless.packer.identity import version_of
 from padless.packer.kept_shards import KeptShards
-from padless.packer.plan import PackPlan, lower_bound, most_rows, plan_hash
-from padless.packer.strategies import CUTS
-from padless.packer.strategies.constraints import padded_lengths
-from padless.packer.strategies.groups import group
-from padless.packer.strategies.pricing import linear_bound
+from padless.packer.plan import PackPlan, most_rows, plan_hash
 from padless.packer.tables import Piece, Places, SplitLines, write_table
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.write import Layout, cut_shards
@@ -188,22 +185,24 @@ def _grouped(lines: SplitLines) -> dict[str, str]:
 
 def _statistics(plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str) -> dict[str, Any]:
     tokens = lines.tokens
-    limits = (padded_lengths(lines.lengths, facts.align), facts.max_length, facts.cap)
-    bound = lower_bound(*limits)
-    if strategy == "optimal" and len(plan) > bound:  # a better bound takes a second
-        bound = linear_bound(*limits)
-    groups = groups_of(lines.extras, len(lines.lengths))
-    if groups is not None and strategy not in CUTS:  # what shares a pack is one item
-        together = group(padded_lengths(lines.lengths, facts.align), groups, facts.max_length, None)
-        bound = max(bound, lower_bound(together.tokens, facts.max_length))
+    buckets = facts_of_buckets(
+        plan,
+        lines.lengths,
+        max_length=facts.max_length,
+        cap=facts.cap,
+        align=facts.align,
+        strategy=strategy,
+        groups=groups_of(lines.extras, len(lines.lengths)),
+    )
     return {
         "max_length": facts.max_length,
+        **({"buckets": buckets} if plan.buckets is not None else {}),
         "records": lines.records,
         "by_source": lines.by_source,
         "dropped_by_reason": lines.dropped_by_reason,
         "sequences": len(lines.lengths),
         "packs": len(plan),
-        "bound_packs": bound,
+        "bound_packs": sum(bucket["bound_packs"] for bucket in buckets),
         "tokens": tokens,
         "trained_tokens": lines.trained,
         "masked_tokens": tokens - lines.trained,

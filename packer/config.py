@@ -54,9 +54,11 @@ class PackConfig:
     DatasetDict, or a dict of them)."""
     tokenizer: str
     """A local tokenizer folder (with tokenizer.json), or a model's name on the Hub."""
-    max_length: int
-    """Tokens per pack; longer sequences follow `overflow`."""
+    max_length: int | tuple[int, ...]
+    """Tokens per pack; several lengths: each sequence goes to the shortest packs that hold it. Longer ones
+    than the longest packs follow `overflow`."""
     output: str
+    """The folder to write, or a URL (`s3://bucket/packed`), whose folder is made in PADLESS_CACHE before."""
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, where a source names its columns otherwise."""
@@ -147,6 +149,7 @@ class PackConfig:
             object.__setattr__(self, name, tuple(value))
         for name in ("tokenizer", "output", "text_by", "train_on", "bos", "eos"):
             self._instance(name, str, "text")
+        object.__setattr__(self, "output", self.output.removeprefix("file://"))
         for name in ("template", "system", "split", "subset", "revision", "image_root"):
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
@@ -161,13 +164,14 @@ class PackConfig:
             raise OptionError(f"columns has no role {unknown[0]!r}; roles are {', '.join(ROLES)}")
         if not self.sources:
             raise OptionError("sources is empty: name at least one file, glob or folder")
-        self._integer("max_length", 1, "tokens", INT32_MAX)
+        self._lengths()
         self._integer("max_sequences_per_pack", 1, "sequences", INT32_MAX)
         self._integer("align", 1, "tokens")
         self._integer("packs_multiple", 1, "packs")
         if self.plan_window is not None:
             self._integer("plan_window", 1, "sequences")
-        check_constraints(self.max_length, self.align, self.packs_multiple, self.plan_window)
+        for length in self.max_lengths:
+            check_constraints(length, self.align, self.packs_multiple, self.plan_window)
         self._integer("shard_size", 1, "bytes")
         if self.limit is not None:
             self._integer("limit", 1, "records")
@@ -205,17 +209,35 @@ class PackConfig:
         self._choice("on_bad_record", ERROR_OR_DROP)
         self._choice("on_empty_reply", KEEP_OR_DROP)
 
+    @property
+    def max_lengths(self) -> tuple[int, ...]:
+        """The lengths of packs, ascending."""
+        return self.max_length if isinstance(self.max_length, tuple) else (self.max_length,)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a sequence may have."""
+        return self.max_lengths[-1]
+
+    def _lengths(self) -> None:
+        if isinstance(self.max_length, (list, tuple)):
+            if not self.max_length:
+                raise OptionError("max_length names no length; give at least one, in tokens")
+            for length in self.max_length:
+                self._number("max_length", length, 1, "tokens", INT32_MAX)
+            lengths = tuple(sorted({*self.max_length}))
+            if len(lengths) < len(self.max_length):
+                raise OptionError(f"max_length names a length twice: {', '.join(map(str, self.max_length))}")
+            object.__setattr__(self, "max_length", lengths if len(lengths) > 1 else lengths[0])
+        else:
+            self._integer("max_length", 1, "tokens", INT32_MAX)
+
     def _check_address(self) -> None:
         address = self.ray_address
         if address is None:
             return
         if not isinstance(address, str) or not address:
             raise OptionError(f"ray_address must be HOST:PORT of a Ray cluster's head, got {address!r}")
-        if "://" in address:
-            raise OptionError(
-                f"ray_address {address}: Ray Client has no part in the cluster's storage; run the build on a "
-                "node of the cluster (ray job submit) and give HOST:PORT of its head"
-            )
         if self.engine != "ray":
             raise OptionError(f"ray_address {address} is for engine ray; give both")
 
@@ -249,7 +271,10 @@ class PackConfig:
             )
 
     def _integer(self, name: str, least: int, unit: str, most: int = INT64_MAX) -> None:
-        value = getattr(self, name)
+        self._number(name, getattr(self, name), least, unit, most)
+
+    @staticmethod
+    def _number(name: str, value: Any, least: int, unit: str, most: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise OptionError(f"{name} must be a whole number, got {value!r}")
         if value < least:

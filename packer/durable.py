@@ -1,8 +1,8 @@
 """Files that are whole or not there: written under a temporary name, hashed on the way, fsynced, renamed.
 
-Large ones can go past the page cache (O_DIRECT) out of one aligned block: they have to reach the disk before
-they count anyway, and filling the cache first takes as much of a core as everything else that makes a shard.
-The price is that whoever reads one next reads it from the disk. File systems without it are written as usual.
+Large ones can go past the page cache (O_DIRECT) out of a few aligned blocks: they have to reach the disk
+before they count anyway, and a block is hashed and written by a thread while the next one is filled. The
+price is that whoever reads one next reads it from the disk. File systems without it are written as usual.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import errno
 import fcntl
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from padless.runtime.format import FileInfo
 
 BLOCK = 4 * 2**20
 """Bytes that go past the page cache at a time."""
+BLOCKS = 3
+"""One that is filled, one that is written, one for when the disk takes longer."""
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
@@ -37,12 +41,16 @@ class DurableFile:
         self.closed = False
         self._digest = xxhash.xxh3_128()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        self._block: mmap.mmap | None = None
+        self._blocks: list[mmap.mmap] = []
         self._filled = 0
+        self._under_way: deque[Future[None]] = deque()
         if direct and _DIRECT:
             try:
                 self._descriptor = os.open(self.path, flags | _DIRECT, 0o666)
-                self._block = mmap.mmap(-1, BLOCK)  # begins at a page, as it has to
+                self._blocks = [
+                    mmap.mmap(-1, BLOCK) for _ in range(BLOCKS)
+                ]  # begin at a page, as they have to
+                self._thread = ThreadPoolExecutor(1)
                 return
             except OSError as error:
                 if error.errno != errno.EINVAL:
@@ -53,6 +61,8 @@ class DurableFile:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._blocks:
+            self._thread.shutdown(cancel_futures=True)
         if not self.closed:
             os.close(self._descriptor)
             self.closed = True
@@ -63,31 +73,34 @@ class DurableFile:
         """Append; DiskFullError where there is no room."""
         view = memoryview(data).cast("B")
         self.size += len(view)
-        if self._block is None:
-            self._digest.update(view)
-            self._put(view)
+        if not self._blocks:
+            self._emit(view)
             return len(view)
         rest = view
         while len(rest):
             piece = rest[: BLOCK - self._filled]
             # numpy copies without the interpreter's lock.
-            room = np.frombuffer(self._block, dtype=np.uint8, count=len(piece), offset=self._filled)
+            room = np.frombuffer(self._blocks[0], dtype=np.uint8, count=len(piece), offset=self._filled)
             np.copyto(room, np.frombuffer(piece, dtype=np.uint8))
             self._filled += len(piece)
             rest = rest[len(piece) :]
             if self._filled == BLOCK:
-                self._empty_block()
+                self._send_block()
         return len(view)
 
-    def _empty_block(self) -> None:
-        """Write what the block holds; what fills no block ends the file and goes through the page cache."""
-        if self._block is None or not self._filled:
-            return
-        view = memoryview(self._block)[: self._filled]
-        self._digest.update(view)
-        if self._filled < BLOCK:
-            self._use_cache()
+    def _send_block(self) -> None:
+        """Have what is filled written, and go on with a block that is free, once there is one."""
+        block = self._blocks.pop(0)
+        self._under_way.append(self._thread.submit(self._emit, memoryview(block)[: self._filled]))
+        self._blocks.append(block)
         self._filled = 0
+        if len(self._under_way) == BLOCKS:
+            self._under_way.popleft().result()
+
+    def _emit(self, view: memoryview) -> None:
+        self._digest.update(view)
+        if len(view) < BLOCK:  # what fills no block ends the file and goes through the page cache
+            self._use_cache()
         self._put(view)
 
     def _put(self, view: memoryview) -> None:
@@ -132,7 +145,10 @@ class DurableFile:
 
     def commit(self, name: Callable[[str], str]) -> FileInfo:
         """Put the complete file in its place, under the name that its checksum gives."""
-        self._empty_block()
+        if self._filled:
+            self._send_block()
+        while self._under_way:
+            self._under_way.popleft().result()
         checksum = f"xxh3:{self._digest.hexdigest()}"
         try:
             os.fsync(self._descriptor)

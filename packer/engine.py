@@ -20,7 +20,7 @@ from padless.packer.plan import PackPlan
 from padless.packer.pool import run_chunks
 from padless.packer.prepared import Prepared, Task
 from padless.packer.token_store import ChunkStore, Entry
-from padless.packer.write import Layout, spare_buffers, write_shard
+from padless.packer.write import Layout, write_shard
 from padless.runtime.format import ShardInfo
 
 
@@ -101,12 +101,9 @@ class LocalEngine:
         layout: Layout,
         report: Callable[[int], None],
     ) -> tuple[int, Callable[[int, Batches], ShardInfo]]:
-        writers = min(self.workers, max(len(shards), 1))
-        spare = spare_buffers(shards, plan, gather.lengths, layout, writers)
-        write = partial(
-            write_shard, folder, plan=plan, gather=gather, layout=layout, spare=spare, report=report
-        )
-        return writers, write
+        # One more than there are cores: each waits for the disk now and then.
+        writers = min(self.workers + 1, max(len(shards), 1))
+        return writers, partial(write_shard, folder, plan=plan, gather=gather, layout=layout, report=report)
 
     def cancel(self) -> None:
         """Shards that are being written come to their end."""

@@ -2,9 +2,7 @@
 
 The records (`sample`) are tokenized as a build would (the same stages, in a folder that is gone afterwards),
 without a limit of length; what several lengths and strategies would make of them follows from their lengths.
-Each source counts by the records it has. The errors are half of a 95 % interval by resampling: of the blocks
-that were drawn where they are some of many, one fewer than there are (Rao and Wu 1988), otherwise of the
-records.
+Each source counts by the records it has; the errors are half of a 95 % interval (`resample`).
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,15 +25,13 @@ from padless.packer.lengths import Lengths
 from padless.packer.lines import DROPPED, STATUSES
 from padless.packer.pipeline import pack_dataset
 from padless.packer.report import BATCH_SIZES, length_facts
+from padless.packer.resample import RESAMPLES, RESAMPLES_OF_PLANS, Part, Population, error_of
 from padless.packer.sample import Sample, draw
 from padless.packer.sources import BadRecord, Choice, resolve_sources
 from padless.packer.sources.splits import are_several
 from padless.runtime.reader import Array, PackedReader
 
 RECORDS = 2000
-RESAMPLES, RESAMPLES_OF_PLANS = 24, 12
-_STUDENT = {24: 2.07, 12: 2.2}
-"""Half of a 95 % interval in standard deviations that were estimated from so many values."""
 _FOR_PLANS = 10_000
 """Sequences to plan, at least."""
 _AS_IT_IS: dict[str, Any] = {
@@ -47,69 +43,9 @@ _AS_IT_IS: dict[str, Any] = {
     **{"max_length": INT32_MAX, "align": 1, "packs_multiple": 1, "plan_window": None},
     **{"homogeneous": False, "strategy": "none", "overflow": "drop"},
     **{"on_bad_record": "drop", "max_drop_share": 1.0, "force": False},
+    **{"engine": "local", "ray_address": None},
 }
 """Options of a build of the sample that drops nothing but what no build could keep."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Part:
-    """A source's sample as it was tokenized."""
-
-    sample: Sample
-    lengths: Array
-    """[sequences] in the order of the records."""
-    targets: Array
-    """[sequences] trained tokens of each."""
-    unit: Array
-    """[sequences] what is resampled together: 0, 1, ... of `units`."""
-    units: int
-    dropped: int
-
-    @property
-    def weight(self) -> float:
-        """How many records of the source each stands for."""
-        return self.sample.records / max(1, len(self.sample.rows))
-
-    def again(self, generator: np.random.Generator) -> tuple[Array, Array, float]:
-        """Lengths, targets and weight in a sample that might as well have been drawn."""
-        if self.sample.how == "all":
-            return self.lengths, self.targets, self.weight
-        drawn = max(1, self.units - 1)
-        times = np.bincount(generator.integers(self.units, size=drawn), minlength=self.units)[self.unit]
-        return (
-            np.repeat(self.lengths, times),
-            np.repeat(self.targets, times),
-            self.weight * self.units / drawn,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Population:
-    """Sequences of all sources, each source with the share that it has."""
-
-    lengths: Array
-    """[N]; each stands for `tokens` / their sum."""
-    tokens: float
-    """In all sources."""
-    trained: float
-
-    @classmethod
-    def of(cls, parts: Sequence[tuple[Array, Array, float]], generator: np.random.Generator) -> _Population:
-        weights = [weight for *_, weight in parts]
-        lengths = np.concatenate([lengths for lengths, *_ in parts])
-        if max(weights) > min(weights) and len(lengths):
-            # As many from each as it has, evenly over its sorted lengths: one number less of chance.
-            each = np.repeat(weights, [len(part[0]) for part in parts])
-            order = np.argsort(lengths, kind="stable")
-            places = np.cumsum(each[order])
-            count = max(_FOR_PLANS, len(lengths))
-            at = np.searchsorted(places, (np.arange(count) + 0.5) / count * places[-1])
-            lengths = generator.permutation(lengths[order][at])
-        return cls(
-            lengths=lengths,
-            tokens=float(sum(weight * lengths.sum() for lengths, _, weight in parts)),
-            trained=float(sum(weight * targets.sum() for _, targets, weight in parts)),
-        )
 
 
 def estimate(config: PackConfig) -> dict[str, Any]:
@@ -137,24 +73,25 @@ def estimate(config: PackConfig) -> dict[str, Any]:
         for n in range(len(config.sources))
     ]
     parts = _tokenized(config, samples)
-    now = _Population.of([(part.lengths, part.targets, part.weight) for part in parts], generator)
+    now = Population.of([(part.lengths, part.targets, part.weight) for part in parts], generator)
     if not len(now.lengths):
         raise InputError("no record of the sample gives a sequence; build a few of them to see why (--limit)")
     is_sample = any(sample.how != "all" for sample in samples)
     again = [
-        _Population.of([part.again(generator) for part in parts], generator)
+        Population.of([part.again(generator) for part in parts], generator)
         for _ in range(RESAMPLES if is_sample else 0)
     ]
     again = [one if len(one.lengths) else now for one in again]
 
-    def with_error(of: Callable[[_Population], float]) -> dict[str, float]:
-        return {"value": of(now), "error": _error([of(one) for one in again])}
+    def witherror_of(of: Callable[[Population], float]) -> dict[str, float]:
+        return {"value": of(now), "error": error_of([of(one) for one in again])}
 
     return {
         "records": sum(len(sample.rows) for sample in samples),
         "sequences": sum(len(part.lengths) for part in parts),
         "tokens": sum(int(part.lengths.sum()) for part in parts),
         "is_sample": is_sample,
+        "max_length": config.max_length,
         "sources": [
             {
                 "source": str(spec),
@@ -168,16 +105,17 @@ def estimate(config: PackConfig) -> dict[str, Any]:
             }
             for spec, part in zip(config.sources, parts, strict=True)
         ],
-        "of_tokens": with_error(lambda some: some.tokens),
-        "tokens_per_sequence": with_error(lambda some: float(some.lengths.mean())),
+        "of_tokens": witherror_of(lambda some: some.tokens),
+        "tokens_per_sequence": witherror_of(lambda some: float(some.lengths.mean())),
         "trained_share": now.trained / max(1.0, now.tokens),
-        "sequence_lengths": length_facts(Lengths.of(now.lengths)),
-        "padding": {str(size): with_error(_padding_at(size)) for size in BATCH_SIZES},
+        "sequence_lengths": length_facts(Lengths.of(now.lengths))
+        | {"max": max(int(part.lengths.max(initial=0)) for part in parts)},
+        "padding": {str(size): witherror_of(_padding_at(size)) for size in BATCH_SIZES},
         "plans": _plans(config, now, again[:RESAMPLES_OF_PLANS]),
     }
 
 
-def _tokenized(config: PackConfig, samples: Sequence[Sample]) -> list[_Part]:
+def _tokenized(config: PackConfig, samples: Sequence[Sample]) -> list[Part]:
     """The samples as one build tokenizes them, in their order."""
     with tempfile.TemporaryDirectory(prefix="padless-estimate-") as scratch:
         files = []
@@ -198,11 +136,11 @@ def _tokenized(config: PackConfig, samples: Sequence[Sample]) -> list[_Part]:
         ]
 
 
-def _part(sample: Sample, lines: dict[str, Array]) -> _Part:
+def _part(sample: Sample, lines: dict[str, Array]) -> Part:
     kept = lines["length"] > 0
     rows = lines["row"][kept]
     by_block = not sample.is_stratified
-    return _Part(
+    return Part(
         sample=sample,
         lengths=lines["length"][kept].astype(np.int64),
         targets=lines["num_targets"][kept].astype(np.int64),
@@ -222,9 +160,9 @@ def _line(row: Any) -> bytes:
         return json.dumps(row, default=str).encode() + b"\n"
 
 
-def _plans(config: PackConfig, now: _Population, again: list[_Population]) -> list[dict[str, Any]]:
+def _plans(config: PackConfig, now: Population, again: list[Population]) -> list[dict[str, Any]]:
     """Several strategies and lengths, each with its errors."""
-    choices = choices_around(config.strategy, config.max_length, config.align)
+    choices = choices_around(config.strategy, config.longest, config.align)
     found = []
     for choice in choices:
         rows = [row for some in (now, *again) if (row := _plan(config, some, choice))]
@@ -236,19 +174,19 @@ def _plans(config: PackConfig, now: _Population, again: list[_Population]) -> li
                 "strategy": row["strategy"],
                 "max_length": row["max_length"],
                 "utilization": row["utilization"],
-                "utilization_error": _error([other["utilization"] for other in others]),
+                "utilization_error": error_of([other["utilization"] for other in others]),
                 "sequences_per_pack": row["sequences_per_pack"],
-                "sequences_per_pack_error": _error([other["sequences_per_pack"] for other in others]),
+                "sequences_per_pack_error": error_of([other["sequences_per_pack"] for other in others]),
                 "too_long": row["too_long"],
-                "too_long_error": _error([other["too_long"] for other in others]),
+                "too_long_error": error_of([other["too_long"] for other in others]),
                 "packs": round(row["packs"]),
-                "packs_error": _error([other["packs"] for other in others]),
+                "packs_error": error_of([other["packs"] for other in others]),
             }
         )
     return found
 
 
-def _plan(config: PackConfig, some: _Population, choice: tuple[str, int]) -> dict[str, Any] | None:
+def _plan(config: PackConfig, some: Population, choice: tuple[str, int]) -> dict[str, Any] | None:
     """One strategy and length; packs are those of all sources."""
     lengths = np.tile(some.lengths, -(-_FOR_PLANS // len(some.lengths)))  # a half-filled pack is no matter
     cap, align = config.max_sequences_per_pack, config.align
@@ -260,13 +198,5 @@ def _plan(config: PackConfig, some: _Population, choice: tuple[str, int]) -> dic
     return row | {"packs": row["packs"] * stands_for, "too_long": row["too_long"] / len(lengths)}
 
 
-def _padding_at(size: int) -> Callable[[_Population], float]:
+def _padding_at(size: int) -> Callable[[Population], float]:
     return lambda some: Lengths.of(some.lengths).padding(size)
-
-
-def _error(values: list[float]) -> float:
-    """Half of a 95 % interval around values that are normally distributed."""
-    if not values:
-        return 0.0
-    error = _STUDENT[len(values)] * float(np.std(values, ddof=1))
-    return error if error > 1e-9 * max(1.0, abs(values[0])) else 0.0  # what rounding leaves is none

@@ -11,7 +11,7 @@ from padless.packer.report_view import bar
 if TYPE_CHECKING:
     from rich.console import Console
 
-_HOW = {
+HOW = {
     "all": "all its {records:,} records",
     "random": "{records:,} of about {of_records:,} records, drawn at random",
     "part": "{records:,} records drawn at random from its first part (it is read from its start)",
@@ -24,18 +24,18 @@ def print_estimate(found: dict[str, Any], console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    best = max(found["plans"], key=lambda row: row["utilization"], default=None)
+    best = best_plan(found)
     before = found["padding"]["8"]
     console.print(
         f"[bold]{before['value']:.1%}[/]{plus_minus(before['error'])} of a batch of 8 would be padding"
     )
     if best is not None:
         console.print(
-            f"[bold green]{1 - best['utilization']:.1%}[/] of a pack of {best['max_length']:,} "
-            f"({best['strategy']})"
+            f"[bold green]{1 - best['utilization']:.1%}[/]{plus_minus(best['utilization_error'])} of a pack "
+            f"of {best['max_length']:,} ({best['strategy']})"
         )
     for source in found["sources"]:
-        how = _HOW[source["how"]].format(**source)
+        how = HOW[source["how"]].format(**source)
         line = f"{source['source']}: {how}, {source['dropped']:,} dropped"
         console.print(escape(visible(line)), highlight=False)
     mean, facts, tokens = found["tokens_per_sequence"], found["sequence_lengths"], found["of_tokens"]
@@ -68,6 +68,12 @@ def print_estimate(found: dict[str, Any], console: Console) -> None:
         part = any(source["how"] in ("first", "part") for source in found["sources"])
         so_far = ", and says nothing of what was not read" if part else ""
         console.print(f"± is half of a 95 % interval{so_far}; --limit draws more records")
+
+
+def best_plan(found: dict[str, Any]) -> dict[str, Any] | None:
+    """The fullest of the plans at the length that was asked for: the first that is tried."""
+    here = [row for row in found["plans"] if row["max_length"] == found["max_length"]]
+    return max(here or found["plans"], key=lambda row: row["utilization"], default=None)
 
 
 def plus_minus(error: float, form: str | None = ".1%") -> str:

@@ -27,6 +27,7 @@ from padless.packer.sources.resolve import EXPORT_RECORD
 from padless.packer.token_store import disk_full
 from padless.runtime.format import checksum_file
 from padless.runtime.reader import PackedReader
+from padless.runtime.storage import is_url
 
 _FORMAT = "padless-export"
 VERSION = 1
@@ -74,6 +75,8 @@ def export(config: ExportConfig, *, progress: Report | None = None) -> ExportRes
         raise InputError(f"--to {config.to!r} is no form that padless writes; choose {', '.join(EXPORTS)}")
     if config.shard_size < 1:
         raise InputError(f"--shard-size {config.shard_size} is no size; give 1 or more bytes")
+    if is_url(config.output):
+        raise InputError(f"--output {config.output}: an export goes into a folder; copy it there afterwards")
     reader = PackedReader(config.folder, plan=config.plan, split=config.split)
     # The columns are part of what is exported, and the plan's hash is of lengths and order alone.
     source = {
@@ -211,7 +214,8 @@ def _beside(output: str) -> Iterator[str]:
     descriptor = _locked(folder, output)
     try:
         for left in os.listdir(folder):  # by a run that was killed
-            os.remove(os.path.join(folder, left))
+            path = os.path.join(folder, left)
+            remove_tree(path) if os.path.isdir(path) else os.remove(path)
         try:
             yield folder
         finally:

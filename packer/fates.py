@@ -89,7 +89,7 @@ def apply_policies(
     _drop(status, reason, lengths == 0, EMPTY)
     if config.on_empty_reply == "drop":
         _drop(status, reason, empty_reply, EMPTY_REPLY)
-    too_long = (lengths > config.max_length) & (status != DROPPED)
+    too_long = (lengths > config.longest) & (status != DROPPED)
     weights: NDArray[Any] | None = _weights(prepared, sequences)
     if prepared.rollouts:
         weights = values_of(prepared.rollouts, records, offsets, trained)
@@ -180,7 +180,7 @@ def _overflow(
     """Cut one over-long sequence, or say why it cannot be."""
     spanned = sequences.spanned
     first, stop = int(spanned.offsets[sequence]), int(spanned.offsets[sequence + 1])
-    length, limit = stop - first, config.max_length
+    length, limit = stop - first, config.longest
     record = int(sequences.records[sequence])
     number = prepared.record_of(record)
     line = prepared.lines[number] if prepared.lines is not None else None

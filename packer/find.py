@@ -44,7 +44,7 @@ def find_pack(
     assert sequence is not None
     lines = sum(info.lines for info in reader.manifest.sequence_tables)
     if not 0 <= sequence < lines:
-        raise InputError(f"there is no sequence {sequence}: {reader.path} has 0 to {lines - 1}")
+        raise InputError(f"there is no sequence {sequence}: {reader.location} has 0 to {lines - 1}")
     if reader.plan is not None:
         place = np.flatnonzero(reader.plan.sequences == sequence)
         found = int(np.searchsorted(reader.plan.offsets, place[0], side="right")) - 1 if len(place) else -1
@@ -80,7 +80,7 @@ def _with_words(reader: PackedReader, words: str, first: int, searched: Callable
     tokenizer = folder_tokenizer(reader)
     if tokenizer is None:
         raise InputError(
-            f"{reader.path} has no tokenizer, so its packs have no text; give --sequence or --row"
+            f"{reader.location} has no tokenizer, so its packs have no text; give --sequence or --row"
         )
     if not words:
         raise InputError("--text is empty; give the words to look for")

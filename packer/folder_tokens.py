@@ -89,7 +89,7 @@ class Elements:
         """A column of sequences, one after the other; `tokens` is how many they have."""
         import pyarrow as pa
 
-        elements = self.elements[sequences]
+        elements = self.elements.take(sequences)  # half the time of an index
         indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
         token = self._token(name)
         taken = self.arrays[name].take(indexes).buffers()[2]
@@ -118,19 +118,16 @@ class FolderGather:
     def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
         return self
 
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
-        found = self.elements.take("input_ids", sequences, len(tokens))
-        tokens[:] = found
-        if labels is not None:
-            if self.cut or "labels" not in self.elements.arrays:
-                labels[:] = found
-                labels[self._starts(sequences)] = IGNORE_INDEX
-            else:
-                labels[:] = self.elements.take("labels", sequences, len(tokens))
-        targets: NDArray[np.int64] = self.targets[sequences].astype(np.int64)
-        return targets
+    def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        targets: NDArray[np.int64] = self.targets.take(sequences).astype(np.int64)
+        return self._taken("input_ids", sequences), targets
+
+    def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        if not self.cut and "labels" in self.elements.arrays:
+            return self._taken("labels", sequences)
+        found = self._taken("input_ids", sequences).astype(np.int32)
+        found[self._starts(sequences)] = IGNORE_INDEX
+        return found
 
     @property
     def is_weighted(self) -> bool:
@@ -140,11 +137,14 @@ class FolderGather:
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
             return column
-        found = self.elements.take(name, sequences, int(self.lengths[sequences].sum(dtype=np.int64)))
+        found = self._taken(name, sequences)
         if self.cut and name == WEIGHT:
             found = found.copy()
             found[self._starts(sequences)] = 0
         return found
+
+    def _taken(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
+        return self.elements.take(name, sequences, int(self.lengths.take(sequences).sum(dtype=np.int64)))
 
     def _starts(self, sequences: NDArray[Any]) -> NDArray[np.int64]:
         lengths = self.lengths[sequences]
@@ -179,8 +179,11 @@ def _binary(parts: list[tuple[NDArray[Any], NDArray[np.int32]]]) -> pa.Array:
 
 
 def stored_segments(reader: PackedReader, names: Iterable[str]) -> Iterator[Segment]:
-    """A folder's record batches as they are mapped, the lines of its table for numbers."""
-    for batch in reader.batches():
+    """A folder's record batches as they are mapped, the lines of its table for numbers.
+
+    Their tokens are for others to check.
+    """
+    for batch in reader.batches(checked=False):
         columns = {name: batch.flat(name) for name in names}
         yield Segment(columns, batch.flat("seq_lengths"), batch.flat("sequence_ids"))
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from padless.packer.copies import Copier, goes_on
 from padless.packer.errors import InputError
 from padless.packer.lines import FRAGMENT, PACK_END, WHOLE
-from padless.packer.plan import PackPlan
+from padless.packer.plan import Integers, PackPlan
 from padless.packer.token_store import ChunkStore, Entry
 
 if TYPE_CHECKING:
@@ -55,15 +55,23 @@ def joined_lengths(split: SplitLines) -> NDArray[np.int64]:
     return found
 
 
-def cut(split: SplitLines, plan: PackPlan, blocks: Iterable[NDArray[np.void]]) -> SplitLines:
-    """A split with the fragments that a plan over `joined_lengths` makes; `blocks`: all its lines, in order.
+def places_of(plan: PackPlan) -> Integers:
+    """The place of each entry, [entries], among the fragments in the order of their sequences."""
+    assert plan.starts is not None
+    in_order = np.lexsort((plan.starts, plan.order))
+    places: Integers = np.empty_like(plan.order)
+    places[in_order] = np.arange(len(in_order))
+    return places
 
-    In that plan entries stand in the order of the sequences, which every strategy that cuts keeps.
-    """
+
+def cut(split: SplitLines, plan: PackPlan, blocks: Iterable[NDArray[np.void]]) -> SplitLines:
+    """A split with the fragments of a plan over `joined_lengths`; `blocks`: all its lines, in order."""
     assert plan.starts is not None and plan.lengths is not None
     firsts = firsts_of(split)
     counts = np.bincount(plan.order, minlength=len(firsts))
-    fragments = Fragments(counts=counts, starts=plan.starts, lengths=plan.lengths)
+    in_order = np.argsort(places_of(plan))
+    lengths = plan.lengths[in_order]
+    fragments = Fragments(counts=counts, starts=plan.starts[in_order], lengths=lengths)
     ids = None
     if split.ids is not None:
         lines_without = split.ids[firsts] - firsts  # lines before each that have no sequence
@@ -80,7 +88,7 @@ def cut(split: SplitLines, plan: PackPlan, blocks: Iterable[NDArray[np.void]]) -
     records["split"] += cut_ones
     return replace(
         split,
-        lengths=plan.lengths.astype(np.int32),
+        lengths=lengths.astype(np.int32),
         elements=np.repeat(split.elements[firsts], counts),
         ids=ids,
         lines=split.lines - len(split.lengths) + len(plan.order),

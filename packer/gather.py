@@ -34,13 +34,11 @@ class Gather(Protocol):
     def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
         """The same for the sequences of one record batch alone, whose first pack is `first`."""
 
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
-        """Write these sequences one after the other into `tokens` and, where given, `labels`.
+    def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The ids of these sequences, one after the other, and the targets of each."""
 
-        Returns the targets of each.
-        """
+    def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        """Their labels likewise."""
 
     @property
     def is_weighted(self) -> bool:
@@ -76,26 +74,32 @@ class StoreGather:
     def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
         return self
 
-    def fill(
-        self, sequences: NDArray[Any], tokens: NDArray[Any], labels: NDArray[np.int32] | None
-    ) -> NDArray[np.int64]:
+    def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        ids, trained, starts = self._signed(sequences)
+        counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
+        return ids, counts
+
+    def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
+        ids, trained, _ = self._signed(sequences)
+        ids -= IGNORE_INDEX
+        ids &= trained
+        ids += IGNORE_INDEX
+        return ids
+
+    def _signed(
+        self, sequences: NDArray[Any]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+        """Their ids, all ones where a token is trained, and where each sequence begins."""
         values = self.values(sequences)
         lengths = self.lengths[sequences]
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        starts: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64) - lengths
         # Ten times as fast as np.where: all ones where trained, and -1 - t is ~t.
         trained = values >> 31
-        found = values ^ trained
-        tokens[:] = found
+        ids = values ^ trained
         if self.cut:  # elsewhere than in the store, so the starts marked there are not these
             trained[:] = -1
             trained[starts] = 0
-        if labels is not None:
-            found -= IGNORE_INDEX
-            found &= trained
-            found += IGNORE_INDEX
-            labels[:] = found
-        counts: NDArray[np.int64] = -np.add.reduceat(trained, starts, dtype=np.int64)
-        return counts
+        return ids, trained, starts
 
     def values(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
         """The stored tokens of these sequences, one after the other."""

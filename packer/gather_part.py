@@ -46,7 +46,7 @@ class GatherPart:
         if self.tokens is not None:
             return BucketGather(
                 whole=replace(self._over(None, None), elements=np.zeros(0, np.int32)),
-                tokens=_moved(self.tokens, work),
+                stored=_moved(self.tokens, work),
                 weights=None if self.weights is None else _moved(self.weights, work),
             )
         assert self.begins is not None
@@ -98,7 +98,7 @@ def part_of(gather: Gather, plan: PackPlan, batches: Batches) -> tuple[GatherPar
         is_rollout=whole.is_rollout,
         begins=begins,
         is_weighted=whole.weights is not None,
-        tokens=None if isinstance(gather, StoreGather) else chosen(gather.tokens),
+        tokens=None if isinstance(gather, StoreGather) else chosen(gather.stored),
         weights=None if isinstance(gather, StoreGather) else chosen(gather.weights),
     )
     numbered = PackPlan(np.searchsorted(sequences, order).astype(np.int32), offsets - offsets[0])

@@ -7,12 +7,13 @@ kept within each source, and so over all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.plan import PackPlan
+from padless.packer.plan import PackPlan, in_a_row
 
 Planning = Callable[[NDArray[Any], NDArray[np.int64] | None], PackPlan]
 """Lengths, and which of the sequences share a pack, to a plan."""
@@ -26,17 +27,13 @@ def plan_by_source(
 ) -> PackPlan:
     """Plan each source's sequences apart; all [sequences], `sources` any number for each."""
     plans: list[PackPlan] = []
-    mine: list[NDArray[np.int64]] = []
     for source in np.unique(sources):
         numbers = np.flatnonzero(sources == source)
-        plans.append(planning(lengths[numbers], None if groups is None else groups[numbers]))
-        mine.append(numbers)
-    sizes = np.concatenate([np.diff(plan.offsets) for plan in plans])
-    orders = [numbers[plan.order] for numbers, plan in zip(mine, plans, strict=True)]
-    cut = [(plan.starts, plan.lengths) for plan in plans if plan.starts is not None]
-    return PackPlan(
-        np.concatenate(orders).astype(plans[0].order.dtype if len(plans) == 1 else np.int64),
-        np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
-        np.concatenate([starts for starts, _ in cut]) if cut else None,
-        np.concatenate([taken for _, taken in cut]) if cut else None,
-    )
+        plan = planning(lengths[numbers], None if groups is None else groups[numbers])
+        plans.append(replace(plan, order=numbers[plan.order]))
+    if plans[0].buckets is None:
+        return in_a_row(plans)
+    # By length first, then by source.
+    of_lengths = [*zip(*(plan.by_bucket(0) for plan in plans), strict=True)]
+    buckets = tuple((parts[0][0], sum(len(part) for _, part in parts)) for parts in of_lengths)
+    return replace(in_a_row([part for parts in of_lengths for _, part in parts]), buckets=buckets)

@@ -19,6 +19,7 @@ from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.mixing import Mix
+from padless.packer.published import check_published, read_published
 from padless.packer.sources import SourceFile, digest, stamp
 from padless.packer.sources.splits import TRAIN, VALIDATION, is_for_evaluation
 from padless.packer.template import CLASSIC, load_template
@@ -32,6 +33,7 @@ from padless.runtime.format import (
     load_manifest,
     read_manifest,
 )
+from padless.runtime.storage import is_url
 
 KNOWN_LATER = frozenset({"formats", "packed_with", "grouped_by"})
 """Recorded options that follow from the sources and the others."""
@@ -61,23 +63,35 @@ def finished(
     missing or of another size.
     """
     output = config.output
-    if config.force or not os.path.exists(os.path.join(output, MANIFEST)):
+    there = None if config.force else _finished_in(output)
+    if there is None:
         return None
-    manifest = load_manifest(output)
-    if isinstance(manifest, SplitsManifest):
-        manifests = {name: read_manifest(os.path.join(output, name)) for name in manifest.names}
-    else:
-        manifests = {"": manifest}
+    manifest, manifests = there
     found = differences(next(iter(manifests.values())), tuple(manifests))
     if found:
         raise InputError(
             f"{output} holds a finished data set of another build ({'; '.join(found[:4])}): give another "
             "--output, or --force to replace it"
         )
+    if is_url(output):
+        check_published(output, manifests)
+        return there
     for name, inner in manifests.items():
         for file in inner.files:
             check_file(Path(output, name, file.file), file.bytes)
-    return manifest, manifests
+    return there
+
+
+def _finished_in(output: str) -> Finished | None:
+    """The manifests of a finished folder, or behind a URL; None where there are none."""
+    if is_url(output):
+        return read_published(output)
+    if not os.path.exists(os.path.join(output, MANIFEST)):
+        return None
+    manifest = load_manifest(output)
+    if isinstance(manifest, SplitsManifest):
+        return manifest, {name: read_manifest(os.path.join(output, name)) for name in manifest.names}
+    return manifest, {"": manifest}
 
 
 def differing(
@@ -190,6 +204,8 @@ class Identity:
         """What tells cheaply whether a source is still what it was."""
         if file.data is not None:
             return (stamp(file.data),)
+        if file.stamp is not None:
+            return (file.stamp,)
         if file.revision is not None:
             return (file.revision, file.checksum)
         about = os.stat(file.path)
@@ -208,7 +224,10 @@ class Identity:
         if [source.path for source in old.sources] != [file.name for file in self.files]:
             return [*found, f"{len(old.sources):,} source files, now {len(self.files):,} or others"]
         for source, file in zip(old.sources, self.files, strict=True):
-            local = file.data is None and file.revision is None
-            if (local and file.size != source.bytes) or digest(file) != (source.bytes, source.checksum):
+            if file.stamp is not None and file.revision is not None:
+                if (file.revision, file.size) == (source.revision, source.bytes):
+                    continue  # by its store's mark; it need not be read
+            told = file.data is None and not file.is_on_hub and file.size
+            if (told and file.size != source.bytes) or digest(file) != (source.bytes, source.checksum):
                 found.append(f"{file.name} has changed")
         return found

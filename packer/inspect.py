@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padless.packer.errors import InputError
-from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.format import IGNORE_INDEX, PadlessError, length_of_pack
 from padless.runtime.reader import Pack, PackedReader
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Decode = Callable[[list[int]], tuple[str, list[list[int]]]]
-_TABLE_COLUMNS = ("record", "source", "row", "part", "status")
+_TABLE_COLUMNS = ("record", "source", "row", "part", "status", "start")
 _TRAINED, _MASKED, _SPECIAL = "bold green", "dim", " reverse"
 
 
@@ -40,19 +40,20 @@ def describe_pack(
     reader = PackedReader(path, split=split, plan=plan)
     if not -len(reader) <= index < len(reader):
         holds = f"holds packs 0 to {len(reader) - 1}" if len(reader) else "holds no packs"
-        raise InputError(f"there is no pack {index}: {reader.path} {holds}")
+        raise InputError(f"there is no pack {index}: {reader.location} {holds}")
     pack = reader[index]
     table = reader.sequence_table(_TABLE_COLUMNS)
     decode = _decoder(folder_tokenizer(reader))
     rule = reader.manifest.options.get("image_rule")
     image = rule.get("token_id") if isinstance(rule, dict) else None
     sequences: list[dict[str, Any]] = []
+    starts = _starts(reader, index % len(reader), len(pack.seq_lengths))
     offset = 0
     for sequence_id, length in zip(pack.sequence_ids.tolist(), pack.seq_lengths.tolist(), strict=True):
         if not 0 <= sequence_id < table.num_rows:
             raise InputError(
                 f"pack {index} names sequence {sequence_id}, the sequence table has "
-                f"{table.num_rows} lines: run pack-dataset verify {reader.path}"
+                f"{table.num_rows} lines: run pack-dataset verify {reader.location}"
             )
         line = {name: table.column(name)[sequence_id].as_py() for name in _TABLE_COLUMNS}
         segments = _segments(pack, offset, length, decode, image)
@@ -65,6 +66,7 @@ def describe_pack(
             {
                 "sequence_id": sequence_id,
                 **line,
+                "start": line["start"] + starts[len(sequences)],
                 "source": reader.manifest.sources[line["source"]].path,
                 "offset": offset,
                 "length": length,
@@ -78,16 +80,20 @@ def describe_pack(
     return {
         "pack": index % len(reader),
         "packs": len(reader),
-        "max_length": _max_length(reader),
+        "max_length": length_of_pack(reader.buckets, index % len(reader)),
         "num_tokens": pack.num_tokens,
         "num_targets": pack.num_targets,
         "sequences": sequences,
     }
 
 
-def _max_length(reader: PackedReader) -> int:
-    facts = reader.manifest.statistics if reader.plan is None else reader.plan.facts
-    return int(facts["max_length"])
+def _starts(reader: PackedReader, number: int, sequences: int) -> list[int]:
+    """Where in its stored sequence each one of a pack begins: not at 0 where a plan cuts it."""
+    if reader.plan is None or reader.plan.starts is None:
+        return [0] * sequences
+    first = int(reader.plan.offsets[number])
+    found: list[int] = reader.plan.starts[first : first + sequences].tolist()
+    return found
 
 
 def print_pack(pack: dict[str, Any], console: Console) -> None:
@@ -106,6 +112,7 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
     for sequence in pack["sequences"]:
         end = sequence["offset"] + sequence["length"]
         part = f" part {sequence['part']}" if sequence["part"] else ""
+        part += f" from its token {sequence['start']}" if sequence["start"] else ""
         status = "" if sequence["status"] == "whole" else f" ({sequence['status']})"
         title = (
             f"{visible(sequence['source'])} row {sequence['row']}{part}{status}, "
@@ -198,13 +205,19 @@ def _decoder(tokenizer: Tokenizer | None) -> Decode:
 def folder_tokenizer(reader: PackedReader) -> Tokenizer | None:
     """The folder's own tokenizer; None where ready-made tokens came without one."""
     name = "tokenizer/tokenizer.json"
-    if name not in {file.file for file in reader.manifest.tokenizer_files}:
+    info = next((file for file in reader.manifest.tokenizer_files if file.file == name), None)
+    if info is None:
         return None
     from tokenizers import Tokenizer
 
+    def load(path: Path) -> Tokenizer:
+        return Tokenizer.from_file(str(path))
+
     try:
-        return Tokenizer.from_file(str(reader.path / name))
+        return load(reader.path / name) if reader.remote is None else reader.remote.open_file(info, load)
+    except PadlessError:
+        raise
     except Exception as problem:  # tokenizers raises nothing narrower
         raise InputError(
-            f"{reader.path / name} cannot be loaded ({problem}): run pack-dataset verify"
+            f"{reader.location}/{name} cannot be loaded ({problem}): run pack-dataset verify"
         ) from None

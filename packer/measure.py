@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from padless.packer.cost import causal_pairs
 from padless.packer.lengths import Lengths
-from padless.packer.lines import DROPPED, FRAGMENT, STATUSES
+from padless.packer.lines import DROPPED, FRAGMENT, PACK_END, REASONS, STATUSES, TOO_LONG, WHOLE
 from padless.packer.progress import Report, part_of
-from padless.runtime.reader import Array, PackedReader, column_to_numpy
+from padless.runtime.format import Manifest
+from padless.runtime.reader import Array, PackedReader, Plan, column_to_numpy
 
 Integers = NDArray[np.int64]
 _COLUMNS = ("source", "row", "part", "status", "reason", "start", "length", "num_targets", "cut", "pack")
@@ -84,16 +85,18 @@ def measure(reader: PackedReader, *, window: int | None = None, progress: Report
     Raises what `PackedReader.sequence_lines` raises.
     """
     counting = _Counting(len(reader), len(reader.manifest.sources), window)
-    pack_of = _packs_by_plan(reader)
+    plan = _ByPlan(reader.plan, reader.manifest) if reader.plan is not None else None
     first = 0
     counted = part_of(progress, "sequences", sum(info.lines for info in reader.manifest.sequence_tables))
     for table in reader.sequence_lines(_COLUMNS):
         lines = {name: column_to_numpy(table.column(name)) for name in _COLUMNS if name not in _WORDS}
         for name in _WORDS:
             lines[name] = counting.codes(name, table.column(name))
-        if pack_of is not None:
-            lines["pack"] = pack_of[first : first + len(table)]
-        counting.add(lines, first)
+        lines["line"] = np.arange(first, first + len(table))
+        if plan is not None:
+            words = [counting.code("reason", REASONS[why]) for why in (TOO_LONG, PACK_END)]
+            lines = plan.applied(lines, *words)
+        counting.add(lines)
         first += len(table)
         counted(len(table))
     return counting.found()
@@ -102,14 +105,47 @@ def measure(reader: PackedReader, *, window: int | None = None, progress: Report
 _WORDS = ("status", "reason")
 
 
-def _packs_by_plan(reader: PackedReader) -> Integers | None:
-    """Each line's pack by the reader's plan, -1 where it has none; None for the stored packs."""
-    plan = reader.plan
-    if plan is None:
-        return None
-    found = np.full(sum(info.lines for info in reader.manifest.sequence_tables), -1, np.int64)
-    found[plan.sequences] = np.repeat(np.arange(len(plan)), np.diff(plan.offsets))
-    return found
+class _ByPlan:
+    """The table as a plan has it: other packs, and a line for every fragment of what it cuts."""
+
+    def __init__(self, plan: Plan, manifest: Manifest) -> None:
+        lines = sum(info.lines for info in manifest.sequence_tables)
+        starts = np.zeros(len(plan.sequences), np.int64) if plan.starts is None else plan.starts
+        in_order = np.lexsort((starts, plan.sequences))
+        self.counts = np.bincount(plan.sequences, minlength=lines)
+        self.firsts = np.cumsum(self.counts) - self.counts
+        self.packs = np.repeat(np.arange(len(plan)), np.diff(plan.offsets))[in_order]
+        self.starts = starts[in_order]
+        self.lengths = None if plan.lengths is None else plan.lengths[in_order]
+        self.max_length = int(plan.facts["max_length"])
+
+    def applied(self, lines: dict[str, Array], too_long: int, pack_end: int) -> dict[str, Array]:
+        """The next lines; the numbers of the words for why a sequence is cut."""
+        here = lines["line"]
+        counts = self.counts[here]
+        if self.lengths is None:
+            pack = np.full(len(here), -1, np.int64)
+            pack[counts > 0] = self.packs[self.firsts[here[counts > 0]]]
+            return {**lines, "pack": pack}
+        each = np.maximum(counts, 1)
+        found = {name: np.repeat(values, each) for name, values in lines.items()}
+        number = np.arange(len(found["line"])) - np.repeat(np.cumsum(each) - each, each)
+        kept = np.repeat(counts > 0, each)
+        entry = (self.firsts[found["line"]] + number)[kept]
+        found["pack"] = np.full(len(number), -1, np.int64)
+        found["pack"][kept] = self.packs[entry]
+        found["start"] = found["start"].astype(np.int64)
+        found["start"][kept] += self.starts[entry]
+        found["length"][kept] = self.lengths[entry]
+        cut = np.repeat(counts > 1, each)
+        found["num_targets"][cut] = found["length"][cut] - 1  # only what is trained throughout is cut
+        newly = cut & (found["status"] == WHOLE)
+        found["status"][newly] = FRAGMENT
+        is_over = np.repeat(lines["length"] > self.max_length, each)
+        found["reason"][newly] = np.where(is_over[newly], too_long, pack_end)
+        found["part"] = found["part"] + number
+        found["cut"][number > 0] = 0
+        return found
 
 
 class _Counting:
@@ -127,6 +163,12 @@ class _Counting:
         self.thinned, self.sampled, self.seen = 1, 0, 0
         self.notable: dict[str, list[tuple[float, int, dict[str, int]]]] = {}
 
+    def code(self, name: str, word: str) -> int:
+        """The number of a word of `self.words[name]`."""
+        if word not in self.words[name]:
+            self.words[name].append(word)
+        return self.words[name].index(word)
+
     def codes(self, name: str, column: pa.ChunkedArray) -> Array:
         """The words of a column as numbers of `self.words[name]`."""
         known = self.words[name]
@@ -139,14 +181,14 @@ class _Counting:
             parts.append(code[column_to_numpy(pa.chunked_array([coded.indices]))])
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
-    def add(self, lines: dict[str, Array], first: int) -> None:
+    def add(self, lines: dict[str, Array]) -> None:
         length = lines["length"].astype(np.int64)
         packed = np.flatnonzero((lines["pack"] >= 0) & (length > 0))
         self._add_packs(lines, length, packed)
         for run in _runs(lines["source"]):
             self._add_source({name: column[run] for name, column in lines.items()})
         self._add_lengths(lines, length, packed)
-        self._add_notable(lines, length, first)
+        self._add_notable(lines, length)
 
     def _add_packs(self, lines: dict[str, Array], length: Integers, packed: Integers) -> None:
         pack, tokens = lines["pack"][packed], length[packed]
@@ -214,7 +256,7 @@ class _Counting:
             self.sampled = len(self.sample[0])
             self.thinned *= 2
 
-    def _add_notable(self, lines: dict[str, Array], length: Integers, first: int) -> None:
+    def _add_notable(self, lines: dict[str, Array], length: Integers) -> None:
         whole = (length + lines["cut"]).astype(np.float64)
         rank: dict[str, tuple[NDArray[np.float64], Array]] = {
             "longest": (-whole, whole > 0),
@@ -231,9 +273,9 @@ class _Counting:
             found += [
                 (
                     float(keys[at]),
-                    first + at,
+                    int(lines["line"][at]),
                     {
-                        "sequence_id": first + at,
+                        "sequence_id": int(lines["line"][at]),
                         **{
                             column: int(lines[column][at])
                             for column in ("source", "row", "part", "length", "num_targets", "cut", "pack")

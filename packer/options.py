@@ -77,11 +77,12 @@ def from_file(path: Path | None, context: typer.Context, given: dict[str, Any]) 
                     found[option] = {**numbers, **found.get(option, {})}
         if name in ("columns", "template_args") and not isinstance(value, dict):
             raise InputError(f"--config {path}: {key} must be a mapping of names to values")
-        if name == "shard_size" and isinstance(value, str):
-            try:
-                value = byte_size(value)
-            except InputError as error:
-                raise OptionError(f"shard_size {error}") from None
+        for option, parse in (("shard_size", byte_size), ("max_length", pack_lengths)):
+            if name == option and isinstance(value, str):
+                try:
+                    value = parse(value)
+                except InputError as error:
+                    raise OptionError(f"{option} {error}") from None
         if name not in explicit:
             found[name] = value
     return found
@@ -106,6 +107,17 @@ def sources_of(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, dict[
             source = source["path"]
         paths.append(source)
     return tuple(paths), found
+
+
+def pack_lengths(value: str | int) -> int | tuple[int, ...]:
+    """`2048`, or several lengths of packs as `2048,8192`. InputError for anything else."""
+    try:
+        found = tuple(int(word) for word in str(value).split(","))
+    except ValueError:
+        raise InputError(
+            f"{value!r} is no length of packs: give tokens, as 2048, or several lengths as 2048,8192"
+        ) from None
+    return found if len(found) > 1 else found[0]
 
 
 def numbers(values: list[str] | None, option: str) -> dict[str, Any]:

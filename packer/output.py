@@ -25,6 +25,22 @@ _FREE = ("README.md", "report.html")
 """Ours or the user's additions: they stand beside the data and are left where they are."""
 
 
+_BELOW = re.compile(
+    rf"([^/]+/)?(shard-\d{{5,}}-[0-9a-f]{{8}}\.arrow|{_FILES}|tokenizer/({'|'.join(map(re.escape, COPIED))})"
+    r"|plans/[^/]+\.parquet)"
+)
+
+
+def is_ours(name: str) -> bool:
+    """Whether it is the name of a file that a build leaves, below its output or in the folder of a split."""
+    return _BELOW.fullmatch(name) is not None
+
+
+def stands_beside(name: str) -> bool:
+    """Whether it is an addition that builds leave where it is, there or in the folder of a split."""
+    return name.count("/") < 2 and name.rpartition("/")[2] in _FREE
+
+
 def check_output(output: str) -> None:
     """See that a build may write here. InputError where something lies there that padless did not write."""
     if not os.path.lexists(output):

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from padless.packer.buckets import remove_buckets
 from padless.packer.commit import (
@@ -25,7 +25,7 @@ from padless.packer.commit import (
 )
 from padless.packer.config import PackConfig
 from padless.packer.engine import Engine, engine_of
-from padless.packer.errors import ClusterError, DiskFullError, WorkerLostError
+from padless.packer.errors import ClusterError, DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import lines_of_split
 from padless.packer.gather import Gather
@@ -41,6 +41,8 @@ from padless.packer.planning import (
     plan_splits,
     strategy_of,
 )
+from padless.packer.publish import Publishing
+from padless.packer.published import check_writable, is_held
 from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
 from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, lay_images, pieces_of
@@ -58,6 +60,7 @@ from padless.runtime.format import (
     SplitsManifest,
     checksum_bytes,
 )
+from padless.runtime.storage import is_url
 
 RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
@@ -139,7 +142,7 @@ class Build:
         )
         if not self.engine.is_here:  # other machines work in other folders
             for file in self.files:
-                if file.data is None and file.revision is None:
+                if file.data is None and not is_url(file.path):
                     file.path = os.path.abspath(file.path)
         check_output(output)
         import pyarrow.compute  # noqa: F401 (in the shadow of the tokenizer's load)
@@ -151,6 +154,8 @@ class Build:
     def _run_alone(self, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
         """Do the work in a locked folder, unless it is done; clean up by how it ended."""
         output = self.config.output
+        if is_url(output):
+            return self._run_for_url(output, work)
         found = self._finished()
         if found is not None and not os.path.exists(os.path.join(output, WORK_FOLDER)):
             found.seconds = time.perf_counter() - self.started
@@ -181,6 +186,31 @@ class Build:
         folder.remove()
         result.seconds = time.perf_counter() - self.started
         return result
+
+    def _run_for_url(self, url: str, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
+        """Do the work in a folder on this machine, and upload it."""
+        check_writable(url)
+        if not self.engine.is_here:
+            raise InputError(
+                f"--engine {self.config.engine} makes a folder that every node sees, and {url} is a URL: "
+                "give a folder on shared storage, and copy it there afterwards"
+            )
+        found = self._finished()
+        if found is None or is_held(url):
+            with Publishing(url, self.identity.key(), force=self.config.force, report=self.report) as target:
+                found = self._finished()
+                if found is not None:  # an earlier run was stopped between its commit and its sweep
+                    target.sweep(self._kept(found.manifests))
+                else:
+                    self.config = replace(self.config, output=target.folder, force=False)
+                    self.identity.config = self.config
+                    found = self._run_alone(work)
+                    self.mark = time.perf_counter()
+                    target.publish(found.manifests)
+                    self._done("upload")
+                    found.output, found.profile, found.was_finished = url, self.profile, False
+        found.seconds = time.perf_counter() - self.started
+        return found
 
     def _finished(self) -> BuildResult | None:
         """The result of an earlier run of this very build; None where there is none."""
@@ -353,7 +383,7 @@ class Build:
         return Facts(
             options={**self.identity.options, "formats": formats},
             seed=self.config.seed,
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             cap=self.config.max_sequences_per_pack,
             align=self.config.align,
             tokenizer=self.identity.tokenizer,

@@ -12,8 +12,8 @@ loop around each numpy expression.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,31 @@ class PackPlan:
     """First token of each entry within its sequence, [entries]; None: entries are whole."""
     lengths: Integers | None = None
     """Tokens of each entry, [entries]; None exactly where `starts` is."""
+    buckets: tuple[tuple[int, int], ...] | None = None
+    """Length in tokens and number of the packs of each length, as they stand: the shortest first.
+    None: all packs are of the one length that was planned for."""
 
     def __len__(self) -> int:
         """Number of packs."""
         return len(self.offsets) - 1
+
+    def part(self, first: int, stop: int) -> PackPlan:
+        """Packs [first, stop), as a plan of one length."""
+        entries = slice(int(self.offsets[first]), int(self.offsets[stop]))
+        return PackPlan(
+            self.order[entries],
+            self.offsets[first : stop + 1] - entries.start,
+            None if self.starts is None else self.starts[entries],
+            None if self.lengths is None else self.lengths[entries],
+        )
+
+    def by_bucket(self, max_length: int) -> list[tuple[int, PackPlan]]:
+        """The packs of each length, shortest first; all of them where there is one, `max_length`."""
+        found, first = [], 0
+        for length, packs in self.buckets or ((max_length, len(self)),):
+            found.append((length, self.part(first, first + packs)))
+            first += packs
+        return found
 
 
 def index_type(count: int) -> type[np.signedinteger[Any]]:
@@ -149,11 +170,28 @@ def _by_parts(occurring: NDArray[np.int64], counts: NDArray[np.int64], max_lengt
     return -(-int((counts * taken).sum()) // (parts * (parts + 1)))
 
 
+def in_a_row(plans: Sequence[PackPlan]) -> PackPlan:
+    """The packs of at least one plan, plan after plan, over the same sequences; of one length."""
+    sizes = np.concatenate([np.diff(plan.offsets) for plan in plans])
+    starts = [plan.starts for plan in plans if plan.starts is not None]
+    lengths = [plan.lengths for plan in plans if plan.lengths is not None]
+    return PackPlan(
+        np.concatenate([plan.order for plan in plans]),
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
+        np.concatenate(starts) if starts else None,
+        np.concatenate(lengths) if lengths else None,
+    )
+
+
 def shuffle_packs(plan: PackPlan, seed: int) -> PackPlan:
     """The same packs in an order drawn from `seed`, so that alike ones do not follow each other.
 
-    A strategy asked for `shuffle` may lay its packs out in this order at once, which costs less.
+    Packs of one length stay together. A strategy asked for `shuffle` may lay its packs out in this order
+    at once, which costs less.
     """
+    if plan.buckets is not None:
+        parts = [shuffle_packs(part, seed) for _, part in plan.by_bucket(0)]
+        return replace(in_a_row(parts), buckets=plan.buckets)
     moved = drawn_order(len(plan), seed)
     begins = plan.offsets[:-1][moved]
     offsets = np.zeros_like(plan.offsets)
@@ -183,8 +221,9 @@ def drawn_order(packs: int, seed: int) -> Integers:
     # few that are equal there are then put right by all 64.
     high = (ranks >> np.uint64(32)).astype(np.uint32)
     order = np.argsort(high.astype(np.uint16), kind="stable").astype(index_type(packs))
-    order = order[np.argsort((high >> 16).astype(np.uint16)[order], kind="stable")]
-    same = np.diff(high[order]) == 0
+    order = order.take(np.argsort((high >> 16).astype(np.uint16).take(order), kind="stable"))
+    high = high.take(order)
+    same = high[1:] == high[:-1]
     if same.any():
         tied = np.append(same, False) | np.append(False, same)
         among = order[tied]
@@ -202,6 +241,8 @@ def plan_hash(plan: PackPlan, seq_lengths: ArrayLike, max_length: int) -> str:
     digest = xxhash.xxh3_128()
     header = (1, max_length, len(lengths), len(plan))  # 1: of this recipe
     digest.update(np.array(header, "<i8").tobytes())
+    if plan.buckets is not None:
+        digest.update(np.array(plan.buckets, "<i8").tobytes())
     digest.update(np.ascontiguousarray(plan.offsets, "<i8").data)
     for _, entries in blocks(plan.offsets):
         order = plan.order[entries]
@@ -232,6 +273,9 @@ def check_plan(
         largest = int(sizes.max(initial=0))
         _claim(largest <= max_sequences_per_pack, f"a pack holds {largest} sequences")
     _claim((plan.starts is None) == (plan.lengths is None), "starts without lengths")
+    buckets = plan.buckets or ((max_length, len(plan)),)
+    _claim(sum(packs for _, packs in buckets) == len(plan), "packs of all lengths are not all packs")
+    limits = np.repeat(*np.array(buckets, np.int64).T)
     if entries:
         known = plan.order.min() >= 0 and plan.order.max() < len(lengths)
         _claim(bool(known), "a number of a sequence does not exist")
@@ -245,8 +289,8 @@ def check_plan(
         order = plan.order[block]
         tokens = lengths[order] if plan.lengths is None else plan.lengths[block]
         begins = offsets[packs] - block.start
-        largest = int(np.add.reduceat(tokens.astype(np.int64), begins).max())
-        _claim(largest <= max_length, f"a pack holds {largest} tokens of {max_length}")
+        over = np.add.reduceat(tokens.astype(np.int64), begins) - limits[packs]
+        _claim(int(over.max()) <= 0, f"a pack holds {over.max()} tokens over its length")
 
 
 def most_rows(plan: PackPlan, seq_lengths: ArrayLike, beside: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.arrow_lists import list_array
 from padless.packer.durable import DurableFile, sync_folder
 from padless.packer.errors import InputError
 from padless.packer.plan import PackPlan
@@ -28,7 +29,7 @@ def check_name(name: str) -> None:
 def write_plan(
     path: Path, plan: PackPlan, lines: NDArray[np.int64], manifest: Manifest, constraints: dict[str, Any]
 ) -> None:
-    """Write a plan of whole sequences whole; `lines`, [sequences]: each one's line of the table.
+    """Write a plan whole; `lines`, [sequences]: each one's line of the table.
 
     Raises DiskFullError where there is no room.
     """
@@ -39,7 +40,7 @@ def write_plan(
     facts = {
         **constraints,
         "sequence_table": tables_hash(manifest),
-        "plan_hash": columns_hash(sequences, plan.offsets),
+        "plan_hash": columns_hash(sequences, plan.offsets, plan.starts, plan.lengths),
     }
     parts = pa.list_(pa.int32())
     schema = pa.schema(
@@ -51,15 +52,14 @@ def write_plan(
         with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema) as writer:
             for first in range(0, len(plan), PACKS_PER_GROUP):
                 offsets = plan.offsets[first : first + PACKS_PER_GROUP + 1]
-                values = pa.Array.from_buffers(
-                    pa.int64(),
-                    int(offsets[-1] - offsets[0]),
-                    [None, pa.py_buffer(np.ascontiguousarray(sequences[offsets[0] : offsets[-1]]))],
-                )
-                ends = pa.py_buffer((offsets - offsets[0]).astype(np.int32))
-                packs = len(offsets) - 1
-                lists = pa.Array.from_buffers(schema.types[0], packs, [None, ends], children=[values])
-                nulls = pa.nulls(packs, parts)
-                writer.write_batch(pa.RecordBatch.from_arrays([lists, nulls, nulls], schema=schema))
+                ends = (offsets - offsets[0]).astype(np.int32)
+                entries = slice(int(offsets[0]), int(offsets[-1]))
+                columns = [list_array(np.ascontiguousarray(sequences[entries]), ends)]
+                for part in (plan.starts, plan.lengths):
+                    values = None if part is None else part[entries].astype(np.int32)
+                    columns.append(
+                        pa.nulls(len(ends) - 1, parts) if values is None else list_array(values, ends)
+                    )
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
         file.commit(lambda checksum: path.name)
     sync_folder(str(path.parent))

@@ -15,15 +15,16 @@ from padless.packer.config import PackConfig
 from padless.packer.copies import Block, mixed, times_of
 from padless.packer.errors import InputError
 from padless.packer.extra_columns import groups_of
-from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split
+from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split, places_of
 from padless.packer.homogeneous import plan_by_source
 from padless.packer.lines import FAULTS, REASONS
 from padless.packer.mixing import Mix, arguments_of
-from padless.packer.plan import PackPlan, shuffle_packs
+from padless.packer.plan import Integers, PackPlan, shuffle_packs
 from padless.packer.rollouts import enter
 from padless.packer.sources import SourceFile
 from padless.packer.sources.splits import is_for_evaluation
 from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
+from padless.packer.strategies.by_length import plan_lengths
 from padless.packer.tables import SplitLines, lay_elements
 from padless.packer.token_store import ChunkStore
 
@@ -132,31 +133,47 @@ def plan_splits(
     """
     plans: list[PackPlan] = []
     for number, (name, split) in enumerate(zip(names, lines, strict=True)):
-        strategy = strategy_of(config, name)
-        planning = partial(
-            STRATEGIES[strategy],
-            max_length=config.max_length,
-            max_sequences_per_pack=config.max_sequences_per_pack,
-            seed=config.seed,
-            align=config.align,
-            # Evaluation takes every pack once, on however many ranks.
-            packs_multiple=1 if is_for_evaluation(name) else config.packs_multiple,
-            plan_window=config.plan_window,
-            # Decreasing orders put like with like. What cuts is shuffled once the fragments have lines.
-            shuffle=strategy not in KEEPS_ORDER | CUTS,
-        )
-        lengths = joined_lengths(split) if strategy in CUTS else split.lengths
+        cuts = strategy_of(config, name) in CUTS
+        lengths = joined_lengths(split) if cuts else split.lengths
         groups = groups_of(split.extras, len(split.lengths))
-        if split.sources is None:
-            plan = planning(lengths, groups=groups)
-        else:
-            sources = split.sources[firsts_of(split)] if strategy in CUTS else split.sources
-            plan = plan_by_source(lambda n, g: planning(n, groups=g), lengths, groups, sources)  # noqa: B023
-            if strategy not in KEEPS_ORDER | CUTS:
-                plan = shuffle_packs(plan, config.seed)
-        if strategy in CUTS:
+        sources = split.sources
+        if sources is not None and cuts:
+            sources = sources[firsts_of(split)]
+        plan = plan_split(config, name, lengths, groups, sources)
+        if cuts:
             lines[number] = cut(split, plan, blocks(number))
-            plan = PackPlan(np.arange(len(plan.order), dtype=plan.order.dtype), plan.offsets)
-            plan = shuffle_packs(plan, config.seed)
+            plan = PackPlan(places_of(plan), plan.offsets, buckets=plan.buckets)
         plans.append(plan)
     return plans
+
+
+def plan_split(
+    config: PackConfig,
+    name: str,
+    lengths: Integers,
+    groups: NDArray[np.int64] | None,
+    sources: NDArray[np.int32] | None,
+) -> PackPlan:
+    """The plan of one split's sequences, its packs in their order; of parts where the strategy cuts.
+
+    `lengths` in tokens, `groups` for what shares packs and `sources` for packs of one each, [sequences].
+    """
+    strategy = strategy_of(config, name)
+    shuffles = strategy not in KEEPS_ORDER  # decreasing orders put like with like
+    planning = partial(
+        plan_lengths,
+        STRATEGIES[strategy],
+        max_lengths=config.max_lengths,
+        cuts=strategy in CUTS,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        seed=config.seed,
+        align=config.align,
+        # Evaluation takes every pack once, on however many ranks.
+        packs_multiple=1 if is_for_evaluation(name) else config.packs_multiple,
+        plan_window=config.plan_window,
+        shuffle=shuffles,
+    )
+    if sources is None:
+        return planning(lengths, groups=groups)
+    plan = plan_by_source(lambda n, g: planning(n, groups=g), lengths, groups, sources)
+    return shuffle_packs(plan, config.seed) if shuffles else plan

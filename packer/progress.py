@@ -16,6 +16,9 @@ from typing import Any
 Report = Callable[[str, Mapping[str, float]], None]
 LOG_SECONDS = 30.0
 _REFRESH_SECONDS = 0.1
+_STEADY_SECONDS = 1.0
+"""Of a stage, before which its speed says nothing."""
+clock = time.monotonic
 
 
 @contextmanager
@@ -47,10 +50,12 @@ def _amounts(stage: str, counts: Mapping[str, float], elapsed: float) -> tuple[f
     if "done" in counts:
         done, total = counts["done"], counts["total"]
         return done, total, f"{done:,.0f} of {total:,.0f}"
-    elapsed = max(elapsed, 1e-9)
-    note = f"{counts['tokens'] / 1e6:,.1f} M tokens, {counts['tokens'] / elapsed / 1e6:,.2f} M/s"
+    note = f"{counts['tokens'] / 1e6:,.1f} M tokens"
+    if elapsed >= _STEADY_SECONDS:
+        note += f", {counts['tokens'] / elapsed / 1e6:,.2f} M/s"
     if stage == "tokenize":
-        note = f"{counts['records']:,.0f} records, {counts['bytes'] / elapsed / 1e6:,.0f} MB/s, {note}"
+        speed = f"{counts['bytes'] / elapsed / 1e6:,.0f} MB/s, " if elapsed >= _STEADY_SECONDS else ""
+        note = f"{counts['records']:,.0f} records, {speed}{note}"
         return counts["bytes"], counts["total_bytes"], note
     return counts["tokens"], counts["total_tokens"], note
 
@@ -58,19 +63,20 @@ def _amounts(stage: str, counts: Mapping[str, float], elapsed: float) -> tuple[f
 def _log() -> Report:
     """A line for a stage at most every LOG_SECONDS, the first after as long."""
     begun: dict[str, float] = {}
-    told = time.monotonic()
+    told = last = clock()
 
     def report(stage: str, counts: Mapping[str, float]) -> None:
-        nonlocal told
-        now = time.monotonic()
-        elapsed = now - begun.setdefault(stage, now)
+        nonlocal told, last
+        now = clock()
+        elapsed = now - begun.setdefault(stage, last)  # it began where the one before it was last heard of
+        last = now
         if now - told < LOG_SECONDS:
             return
         told = now
         done, total, note = _amounts(stage, counts, elapsed)
         share = min(1.0, done / total) if total else 1.0
-        left = elapsed * (1 - share) / share if share else 0.0
-        print(f"{stage}: {share:.0%}, {note}, about {left:,.0f} s left", file=sys.stderr, flush=True)
+        left = f", about {elapsed * (1 - share) / share:,.0f} s left" if share else ""
+        print(f"{stage}: {share:.0%}, {note}{left}", file=sys.stderr, flush=True)
 
     return report
 

@@ -5,7 +5,8 @@
 
 What is packed lies in a cache folder under a name made of the content of data, tokenizer and template and of
 the options, so that a second call with the same opens it. The price is that sources are read to be named (but
-a `Dataset`, which has a fingerprint). Nothing there is ever out of date, and all of it may be deleted.
+a `Dataset`, which has a fingerprint). Nothing there is ever out of date, what was used longest ago goes by
+itself, and all of it may be deleted while nobody uses it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 from padless.packer.config import PackConfig
 from padless.packer.errors import BusyError, InputError
 from padless.packer.identity import version_of
+from padless.packer.kept_packs import KeptPacks, limit_bytes
 from padless.packer.sources import Choice, digest, resolve_sources
 from padless.packer.sources.objects import is_dataset
 from padless.packer.sources.splits import are_several
 from padless.packer.template import CLASSIC, load_template
 from padless.packer.token_store import wait_for_build
 from padless.packer.tokenizer_files import COPIED, check_folder, tokenizer_folder
+from padless.runtime import storage
 from padless.runtime.format import MANIFEST, checksum_bytes
 
 if TYPE_CHECKING:
@@ -42,14 +45,14 @@ _BY_CONTENT = frozenset({*_OURS, "tokenizer", "template", "workers", "progress",
 
 def cache_folder() -> Path:
     """Where `pack` keeps what it made."""
-    return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "padless").absolute()
+    return Path(storage.cache_folder())
 
 
 def pack(
     data: Any,
     tokenizer: Any,
     *,
-    max_length: int,
+    max_length: int | tuple[int, ...],
     cache: str | Path | None = None,
     **options: Any,
 ) -> PackedDataset:
@@ -59,7 +62,8 @@ def pack(
     PackConfig takes as a source; `tokenizer` a folder, a Hub name or a tokenizer of `transformers`. All
     options of PackConfig are taken but those that make several splits: `strategy="none"` gives one sequence
     a row, which is training without padding but without packing. Of processes that ask for the same at the
-    same time one packs, and the others wait for it.
+    same time one packs, and the others wait for it. A folder in the cache that lacks files is packed anew;
+    the cache holds at most PADLESS_PACKS_BYTES (64 GiB), and what living processes use of it.
 
     Raises InputError for wrong use and for records that cannot be packed, as `build` does.
     """
@@ -67,18 +71,24 @@ def pack(
     from padless.runtime.dataset import PackedDataset
 
     _check_options(options)
-    kept = Path(cache).absolute() if cache is not None else cache_folder()
+    folder = Path(cache).absolute() if cache is not None else cache_folder()
+    kept = KeptPacks(folder, limit_bytes())
     config = PackConfig(
         sources=(_source(data, kept),), tokenizer=_tokenizer_folder(tokenizer, kept), max_length=max_length,
-        output=str(kept), **options,
+        output=str(folder), **options,
     )  # fmt: skip
-    output = kept / "packs" / _name(config)
+    output = kept.hold("packs", _name(config))
     config = replace(config, output=str(output))
+    kept.heal(output)
+    made = False
     while not (output / MANIFEST).exists():
         try:
             pack_dataset(config)
+            made = True
         except BusyError:
             wait_for_build(str(output))
+    if made:
+        kept.make_room()
     return PackedDataset(output)
 
 
@@ -125,7 +135,7 @@ def _name(config: PackConfig) -> str:
     return checksum_bytes(json.dumps(asked, sort_keys=True).encode()).removeprefix("xxh3:")
 
 
-def _source(data: Any, kept: Path) -> Any:
+def _source(data: Any, kept: KeptPacks) -> Any:
     """What PackConfig takes; records of a list are written down under their content."""
     if is_dataset(data):
         return data
@@ -143,12 +153,12 @@ def _source(data: Any, kept: Path) -> Any:
         lines = b"".join(orjson.dumps(dict(record)) + b"\n" for record in data)
     except TypeError as error:
         raise InputError(f"a record is nothing that JSON can tell ({error})") from None
-    path = kept / "records" / f"{checksum_bytes(lines).removeprefix('xxh3:')}.jsonl"
+    path = kept.hold("records", f"{checksum_bytes(lines).removeprefix('xxh3:')}.jsonl")
     _write_once(path, lines)
     return str(path)
 
 
-def _tokenizer_folder(tokenizer: Any, kept: Path) -> str:
+def _tokenizer_folder(tokenizer: Any, kept: KeptPacks) -> str:
     """A folder as it is, that of a Hub name; a tokenizer object saved under its content."""
     if isinstance(tokenizer, str | os.PathLike):
         folder = tokenizer_folder(os.fspath(tokenizer))
@@ -161,10 +171,11 @@ def _tokenizer_folder(tokenizer: Any, kept: Path) -> str:
     import shutil
     import tempfile
 
-    (kept / "tokenizers").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept / "tokenizers") as fresh:
+    place = kept.folder / "tokenizers"
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place, prefix=".") as fresh:
         tokenizer.save_pretrained(fresh)
-        final = kept / "tokenizers" / _fingerprint(fresh)
+        final = kept.hold("tokenizers", _fingerprint(fresh))
         if not final.exists():
             copy = f"{fresh}.whole"
             shutil.copytree(fresh, copy)
@@ -183,9 +194,9 @@ def _fingerprint(folder: str) -> str:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    if path.exists():
+    if path.exists() and path.stat().st_size == len(content):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(f".{os.getpid()}.tmp")
+    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     half.write_bytes(content)
     half.replace(path)

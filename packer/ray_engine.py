@@ -43,6 +43,9 @@ ANSWER = 10.0
 LOOK = 2.0
 """Seconds after which the cluster is asked again how many cores it has."""
 
+_NAMES = ("local", "auto")
+"""Ray's words for a cluster of this machine: a new one, and one that runs."""
+
 
 class RayEngine:
     """The cores of a cluster, those of nodes that join later too."""
@@ -59,7 +62,7 @@ class RayEngine:
                 "option out to work on this machine"
             ) from None
         self._ray: Any = ray
-        self._address, self._most = address, most
+        self._address, self._most = _address(address), most
         self._run: Run = {}
         self._ours = ExitStack()
         """What to undo once the build has ended, where the connection is ours."""
@@ -74,15 +77,15 @@ class RayEngine:
             raise InputError("the Ray cluster has no CPU to give to a task: start a node with --num-cpus")
 
     def _connect(self) -> None:
-        address = self._address or os.environ.get("RAY_ADDRESS") or "local"
+        address = self._address
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             options |= {"include_dashboard": False, "num_cpus": len(os.sched_getaffinity(0))}
         try:
-            host, _, port = address.rpartition(":")
-            if port.isdecimal():  # Ray itself would try for minutes
-                socket.create_connection((host, int(port)), timeout=ANSWER).close()
+            if address not in _NAMES:  # Ray itself would try for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
             # Ray prints what it hears of nodes to stdout, where the summary belongs.
             self._ours.enter_context(redirect_stdout(sys.stderr))
             self._ours.callback(self._ray.shutdown)
@@ -121,7 +124,7 @@ class RayEngine:
         running: dict[Any, Chunk] = {}
         try:
             while True:
-                most = self._most or IN_FLIGHT * self._count_cores()
+                most = self._most or max(1, IN_FLIGHT * self._count_cores())
                 while len(running) < most and (task := next(ahead, None)) is not None:
                     job = ChunkJob(task=task, source=_source(task.chunk, seen))
                     running[self._ask(ask, able, pack(job))] = task.chunk
@@ -177,7 +180,7 @@ class RayEngine:
             report(info.tokens)
             return info
 
-        return max(1, min(len(shards), self._most or self._count_cores())), write_one
+        return min(max(len(shards), 1), self._most or max(1, self._count_cores())), write_one
 
     def _ask(self, ask: Any, *values: Any) -> Any:
         """Begin a task; what its answer will be had by."""
@@ -216,6 +219,19 @@ class RayEngine:
     def stop(self) -> None:
         """Leave the cluster, which ends what is left of our tasks; one that we started is shut down."""
         self._ours.close()
+
+
+def _address(given: str | None) -> str:
+    """HOST:PORT, or one of _NAMES. InputError for another form."""
+    found = given or os.environ.get("RAY_ADDRESS") or "local"
+    if found in _NAMES or "://" not in found and found.rpartition(":")[2].isdecimal():
+        return found
+    why = "has no port"
+    if "://" in found:
+        why = "is of Ray Client, whose driver does not see the cluster's storage: run on one of its nodes"
+    raise InputError(
+        f"{'--ray-address' if given else 'RAY_ADDRESS'} {found} {why}; give HOST:PORT of the head"
+    )
 
 
 def _source(chunk: Chunk, seen: dict[int, tuple[str, int, int]]) -> tuple[str, int, int] | None:

@@ -30,7 +30,7 @@ from padless.packer.gather_part import Batches, GatherPart
 from padless.packer.identity import version_of
 from padless.packer.plan import PackPlan
 from padless.packer.prepared import Task
-from padless.packer.write import Layout, spare_buffers, write_shard
+from padless.packer.write import Layout, write_shard
 from padless.runtime.format import PadlessError, ShardInfo
 
 SEEN = "ray"
@@ -107,8 +107,7 @@ def write(run: Run, job: Packed) -> ShardInfo | Exception:
         _check(run)
         asked: ShardJob = pickle.loads(job.data)
         gather = asked.part.gather(run["work"])
-        spare = spare_buffers([asked.batches], asked.plan, gather.lengths, asked.layout, 1)
-        what = (asked.folder, asked.number, asked.batches, asked.plan, gather, asked.layout, spare)
+        what = (asked.folder, asked.number, asked.batches, asked.plan, gather, asked.layout)
         return write_shard(*what, lambda tokens: None, attempt=secrets.token_hex(4))
 
     return _guarded(shard)

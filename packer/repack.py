@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from padless.packer.gather import Gather
 from padless.packer.made_anew import MadeAnew, make_anew
 from padless.packer.output import check_output
 from padless.packer.pipeline import Build, BuildResult
-from padless.packer.plan import PackPlan
 from padless.packer.planning import check_losses, plan_splits, strategy_of
 from padless.packer.recut import recut
 from padless.packer.recut_copies import copies_apart, copies_together
@@ -102,6 +101,8 @@ class Repack(Build):
         excluded = read_excluded(config.exclude) if config.exclude else None
         # Who leaves out nothing gets what nobody left anything out of.
         self.excluded = excluded if excluded is not None and len(excluded) else None
+        self._unchanged: list[Future[None]] = []
+        """Files that are being compared with their checksums."""
         self.identity_of_repack = RepackIdentity(
             self.config, self.folders, [*config.folders], firsts, self.excluded
         )
@@ -110,39 +111,10 @@ class Repack(Build):
     def splits(self) -> tuple[str, ...]:
         return self.identity_of_repack.splits
 
-    def plans_of(
-        self,
-        lengths: list[NDArray[np.int32]],
-        extras: list[dict[str, NDArray[Any]]],
-        sources: list[NDArray[np.int32]],
-    ) -> list[PackPlan]:
-        """Plans from the lengths of each split's sequences, what belongs together, and their sources."""
-        arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
-        self.identity = self.identity_of_repack  # type: ignore[assignment]
-        none = np.zeros(0, dtype=np.int32)
-        return plan_splits(
-            self.config,
-            self.identity.splits,
-            [
-                SplitLines(
-                    one,
-                    none,
-                    None,
-                    0,
-                    0,
-                    [],
-                    extras=columns,
-                    sources=arguments[source] if self.config.homogeneous else None,
-                )
-                for one, columns, source in zip(lengths, extras, sources, strict=True)
-            ],
-            lambda n: [],
-        )
-
     def constraints(self, split: str) -> dict[str, Any]:
         """What a split is planned with."""
-        names = ("max_length", "max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
-        found = {name: getattr(self.config, name) for name in names}
+        names = ("max_sequences_per_pack", "align", "packs_multiple", "plan_window", "seed")
+        found = {"max_length": self.config.longest, **{name: getattr(self.config, name) for name in names}}
         grouped = group_column(column.name for column in self.extras)
         return {
             **found,
@@ -171,18 +143,21 @@ class Repack(Build):
 
     def _repack_in(self, work: WorkFolder) -> BuildResult:
         made = MadeAnew(os.path.join(work.path, "tokens.bin"))
-        try:
-            with ThreadPoolExecutor(self.workers) as hashing:
+        with ThreadPoolExecutor(self.workers) as hashing:
+            try:
                 found = [self._split(name, made, hashing) for name in self.identity.splits]
-        finally:
-            made.close()
-        lines, gathers, pieces = ([item[place] for item in found] for place in range(3))
-        self._done("read")
-        check_losses(self.config, self.identity.splits, lines)
-        plans = plan_splits(self.config, self.identity.splits, lines, lambda n: [pieces[n].lines])
-        for number, split in enumerate(lines):
-            if split.fragments is not None:
-                gathers[number], pieces[number] = cut_again(gathers[number], pieces[number], split)
+                lines, gathers, pieces = ([item[place] for item in found] for place in range(3))
+                self._done("read")
+                check_losses(self.config, self.identity.splits, lines)
+                plans = plan_splits(self.config, self.identity.splits, lines, lambda n: [pieces[n].lines])
+                for number, split in enumerate(lines):
+                    if split.fragments is not None:
+                        gathers[number], pieces[number] = cut_again(gathers[number], pieces[number], split)
+            finally:
+                made.close()
+                # Beside all of that; a damaged file is not copied, and is the reason of what else is wrong.
+                for check in self._unchanged:
+                    check.result()
         self._done("plan")
         manifests = self._write(
             lines,
@@ -214,15 +189,14 @@ class Repack(Build):
         for folder, splits in zip(self.asked.folders, self.folders, strict=True):
             manifest = splits[name]
             reader = PackedReader(Path(folder) / name)
-            unchanged = [hashing.submit(reader.check_shard, n) for n in range(len(manifest.shards))]
             others: list[FileInfo | TableInfo] = [*manifest.sequence_tables, *manifest.tokenizer_files]
-            unchanged += [hashing.submit(_check, reader, file) for file in others]
+            self._unchanged += [hashing.submit(_check, reader, file) for file in others]
+            shards = range(len(manifest.shards))
+            self._unchanged += [hashing.submit(reader.check_shard, n) for n in shards]
             piece = read_table(reader, records, sources)
             is_mix = manifest.options.get("mix") is not None
             if is_mix:
                 piece = copies_apart(piece)
-            for check in unchanged:  # beside the table; a damaged file is not copied
-                check.result()
             columns = sequence_columns(reader, self.extras, len(piece.lines), records)
             cut = recut(piece, self._policy(name, reader, sources, columns), self._is_excluded(piece))
             types = {column.name: column.type for column in manifest.columns}
@@ -267,7 +241,7 @@ class Repack(Build):
         formats = tuple(manifest.options.get("formats", ["?"] * len(manifest.sources)))
         return Policy(
             where=str(reader.path),
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             overflow=self.config.overflow,
             old_max_length=manifest.statistics["max_length"],
             old_overflow=manifest.options.get("overflow", "error"),
@@ -300,7 +274,7 @@ class Repack(Build):
         return Facts(
             options=identity.options,
             seed=self.config.seed,
-            max_length=self.config.max_length,
+            max_length=self.config.longest,
             cap=self.config.max_sequences_per_pack,
             align=self.config.align,
             tokenizer=_tokenizer_files(Path(self.asked.folders[0]) / next(iter(self.folders[0])), first),

@@ -22,7 +22,7 @@ PLANNING = (
 """Options of a build that need no tokenizer."""
 HAVE_DEFAULTS = {WEIGHTS.name: None, **dict.fromkeys(VERDICTS), PICTURES.name: None}.keys()
 """Columns for which a build knows what sequences without a value have, in a build's order."""
-NOT_PLANNED = ("overflow", "labels", "shard_size", "compression")
+NOT_PLANNED = ("labels", "shard_size", "compression")
 """Those of them that say nothing to a plan over the sequences as they are."""
 
 
@@ -35,7 +35,7 @@ class RepackConfig:
     output: str
     exclude: str | None = None
     """A file of record numbers to leave out: one a line, or a Parquet file's column `record`."""
-    max_length: int | None = None
+    max_length: int | tuple[int, ...] | None = None
     strategy: str | None = None
     eval_strategy: str | None = None
     overflow: str | None = None

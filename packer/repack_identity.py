@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
 from padless.packer.identity import KNOWN_LATER, Finished, differing, finished
+from padless.packer.repack_config import PLANNING
 from padless.runtime.format import Manifest, SourceInfo, checksum_bytes
 
 
@@ -43,17 +44,21 @@ class RepackIdentity:
     def options(self) -> dict[str, Any]:
         """Recorded options: of several folders with a list of values where they were built differently."""
         found: dict[str, Any] = {}
+        several = set()
         for name in sorted({name for first in self.firsts for name in first.options}):
             values = [first.options.get(name) for first in self.firsts]
-            found[name] = values[0] if all(value == values[0] for value in values) else values
+            found[name] = values[0]
+            if any(value != values[0] for value in values):
+                found[name] = values
+                several.add(name)
         found["formats"] = [name for first in self.firsts for name in first.options.get("formats", [])]
         recorded = self.config.recorded()
         if len(self.firsts) > 1:
             found["source_splits"] = self._source_splits()
             if "source_arguments" in found:
                 found["source_arguments"] = self.source_arguments
-            recorded = {name: v for name, v in recorded.items() if not isinstance(found.get(name), list)}
-        found.update(recorded)
+            recorded = {name: value for name, value in recorded.items() if name not in several - {*PLANNING}}
+        found.update({name: list(v) if isinstance(v, tuple) else v for name, v in recorded.items()})
         for name in KNOWN_LATER - {"formats"}:
             found.pop(name, None)
         if self._excluded is not None:

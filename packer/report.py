@@ -25,7 +25,7 @@ from padless.packer.plan import lower_bound
 from padless.packer.progress import Report
 from padless.packer.strategies import STRATEGIES
 from padless.packer.strategies.constraints import padded_lengths
-from padless.runtime.format import Manifest
+from padless.runtime.format import Bucket, Manifest, max_lengths
 from padless.runtime.reader import Array, PackedReader, attention_costs, predicted_idle
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -57,13 +57,13 @@ def build_report(
     window = model.window if model is not None else None
     found = measure(reader, window=window, progress=progress)
     facts = manifest.statistics | _planned(reader, found)
-    capacity = len(reader) * facts["max_length"]
+    capacity = sum(bucket.max_length * bucket.packs for bucket in reader.buckets)
     tokens = int(found.packs.tokens.sum())
     utilization = tokens / capacity if capacity else 0.0
     costs = _costs(found, model)
     align = int(facts["align"])
     report = {
-        "path": str(reader.path),
+        "path": reader.location,
         "plan": plan,
         "packs": len(reader),
         "sequences": len(found.lengths),
@@ -73,6 +73,7 @@ def build_report(
         "capacity": capacity,
         "utilization": utilization,
         "bound_packs": facts["bound_packs"],
+        "buckets": buckets_report(reader.buckets, found.packs),
         "padding": padding_of(found.lengths, batch_sizes),
         "speed_up": speed_up(found.lengths, utilization, model),
         "steps": _steps(len(found.lengths), len(reader), batch_sizes),
@@ -95,7 +96,7 @@ def build_report(
         },
         "sequences_per_pack": quantiles(found.packs.sequences, _SHORT),
         "max_seqlen": quantiles(found.packs.longest, _SHORT),
-        "pack_utilization": pack_utilization(found.packs.tokens, facts["max_length"]),
+        "pack_utilization": pack_utilization(found.packs.tokens, max_lengths(reader.buckets)),
         "sequence_lengths": length_facts(found.lengths),
         "record_lengths": length_facts(found.before),
         "idle": {
@@ -133,15 +134,49 @@ def _planned(reader: PackedReader, found: Measured) -> dict[str, Any]:
             "align": _count(options.get("align")) or 1,
         }
     facts = reader.plan.facts
-    cap, max_length = facts["max_sequences_per_pack"], facts["max_length"]
-    padded = padded_lengths(np.repeat(found.lengths.values, found.lengths.counts), facts["align"])
+    cap, max_length, bound = facts["max_sequences_per_pack"], facts["max_length"], facts.get("bound_packs")
+    if bound is None:  # an earlier padless did not count it when it planned
+        padded = padded_lengths(np.repeat(found.lengths.values, found.lengths.counts), facts["align"])
+        bound = lower_bound(padded, max_length, cap)
     return {
         "strategy": facts["strategy"],
         "max_sequences_per_pack": cap,
         "align": facts["align"],
         "max_length": max_length,
-        "bound_packs": lower_bound(padded, max_length, cap),
+        "bound_packs": bound,
+        **(_of_fragments(found) if reader.plan.starts is not None else {}),
     }
+
+
+def _of_fragments(found: Measured) -> dict[str, Any]:
+    """The account by a plan that cuts: more records are split, and starts of fragments are untrained."""
+    trained = int(found.packs.targets.sum())
+    fates = {name: sum(source.statuses[name] for source in found.sources) for name in STATUSES}
+    split = fates.pop("fragment")
+    return {
+        "records": {"in": sum(fates.values()) + split, **fates, "split": split},
+        "trained_tokens": trained,
+        "masked_tokens": int(found.packs.tokens.sum()) - trained,
+    }
+
+
+def buckets_report(buckets: Sequence[Bucket], packs: PerPack) -> list[dict[str, Any]]:
+    """What is in the packs of each length, shortest first, and how full they are."""
+    found, first = [], 0
+    for bucket in buckets:
+        mine = slice(first, first + bucket.packs)
+        first += bucket.packs
+        tokens, places = int(packs.tokens[mine].sum()), bucket.packs * bucket.max_length
+        found.append(
+            {
+                "max_length": bucket.max_length,
+                "packs": bucket.packs,
+                "sequences": int(packs.sequences[mine].sum()),
+                "tokens": tokens,
+                "utilization": tokens / places if places else 0.0,
+            }
+        )
+    return found
 
 
 def _count(value: Any) -> int | None:
@@ -276,14 +311,17 @@ def length_facts(lengths: Lengths) -> dict[str, Any]:
     }
 
 
-def pack_utilization(tokens: Array, max_length: int) -> dict[str, Any]:
-    """Packs by how full they are: bin k of 20 holds those up to (k + 1) / 20, the last the full ones."""
-    bins = np.clip(-(-tokens * UTILIZATION_BINS // max_length) - 1, 0, UTILIZATION_BINS - 1)
+def pack_utilization(tokens: Array, limits: Array) -> dict[str, Any]:
+    """Packs by how full they are: bin k of 20 holds those up to (k + 1) / 20, the last the full ones.
+
+    `limits`: the tokens that each may hold.
+    """
+    bins = np.clip(-(-tokens * UTILIZATION_BINS // limits) - 1, 0, UTILIZATION_BINS - 1)
     edges = [number / UTILIZATION_BINS for number in range(UTILIZATION_BINS + 1)]
     return {
         "edges": edges,
         "packs": np.bincount(bins, minlength=UTILIZATION_BINS).tolist(),
-        "full": int((tokens == max_length).sum()),
+        "full": int((tokens == limits).sum()),
     }
 
 

@@ -15,7 +15,7 @@ from padless.packer.charts import brief, histogram, key, lines, strip
 from padless.packer.meanings import MEANINGS, PER_PACK, counted, gain_sentence
 from padless.packer.page import page, section, table, text
 from padless.packer.report_records import fates, notable
-from padless.packer.report_view import comparison
+from padless.packer.report_view import comparison, lengths_of, no_fewer
 
 
 def report_page(report: dict[str, Any]) -> str:
@@ -79,7 +79,7 @@ def _header(report: dict[str, Any], name: str) -> str:
     before = 1 - naive[size]
     return (
         f'<header><p class="quiet">{text(name)}{plan}: {counted(report["sequences"], "sequence")} in '
-        f"{counted(report['packs'], 'pack')} of {report['max_length']:,} tokens</p>"
+        f"{counted(report['packs'], 'pack')} of {lengths_of(report)} tokens</p>"
         f"<h1><strong>{used:.1%}</strong> of a batch is tokens, where it was {before:.1%}</h1>"
         + _bars([("before", "was", before), ("packed", "now", used)])
         + f"<p>{text(gain_sentence(report['speed_up'], report['model']), 1000)}</p>"
@@ -101,7 +101,7 @@ def _facts(report: dict[str, Any]) -> str:
     fates, tokens = report["tokens_by_fate"], report["tokens"]
     trained = fates["trained"] / tokens if tokens else 0.0
     rows = [
-        ("Packs", f"{report['packs']:,}", f"no plan has fewer than {report['bound_packs']:,}"),
+        ("Packs", f"{report['packs']:,}", f"{no_fewer(report)} {report['bound_packs']:,}"),
         ("Tokens", brief(tokens), f"{tokens:,} in all packs"),
         ("Trained", f"{trained:.1%}", f"{fates['trained']:,} tokens with a label"),
         ("Records", brief(report["records"]["in"]), f"{report['records']['dropped']:,} of them dropped"),

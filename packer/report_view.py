@@ -49,9 +49,31 @@ def _headline(report: dict[str, Any], console: Console) -> None:
     _line(console, "{}", gain_sentence(report["speed_up"], report["model"]))
     console.print(
         f"{counted(report['sequences'], 'sequence')}, {counted(report['tokens'], 'token')} in "
-        f"{counted(report['packs'], 'pack')} of {report['max_length']:,} "
-        f"(no plan has fewer than {report['bound_packs']:,})"
+        f"{counted(report['packs'], 'pack')} of {lengths_of(report)} "
+        f"({no_fewer(report)} {report['bound_packs']:,})"
     )
+    for bucket in report["buckets"] if len(report["buckets"]) > 1 else ():
+        console.print(
+            f"{bucket['max_length']:>9,} tokens: {bucket['packs']:,} packs, "
+            f"{bucket['sequences']:,} sequences, {bucket['utilization']:.1%} full",
+            highlight=False,
+        )
+
+
+def in_words(items: list[str]) -> str:
+    """One, one and two; one, two and three."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def lengths_of(report: dict[str, Any]) -> str:
+    """The lengths of a report's packs, in words."""
+    return in_words([f"{bucket['max_length']:,}" for bucket in report["buckets"]])
+
+
+def no_fewer(report: dict[str, Any]) -> str:
+    """What the bound on packs bounds, in words that end before its number."""
+    among = " of the same sequences at each length" if len(report["buckets"]) > 1 else ""
+    return f"no plan{among} has fewer than"
 
 
 def _padding(report: dict[str, Any], console: Console) -> None:

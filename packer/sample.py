@@ -13,8 +13,7 @@ records, since a draw would fetch most of it.
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +23,8 @@ from padless.packer.errors import CutError
 from padless.packer.progress import Report, part_of
 from padless.packer.sources import Chunk, SourceFile, read_chunk, walk
 from padless.packer.sources.groups import groups_of, rows_of_group
-from padless.packer.sources.json_array import element_separator
-from padless.packer.sources.json_text import sniff
-from padless.packer.sources.stream import ByteStream
-from padless.packer.sources.text import begins_record
+from padless.packer.sources.sought import SoughtFile, UnseekableError
+from padless.runtime.storage import is_url
 
 SEEK_FROM = 32 * 2**20
 """Sources of fewer bytes are passed through: their blocks are all kept."""
@@ -36,8 +33,6 @@ BLOCK_BYTES = (64 * 2**10, 512 * 2**10)
 BLOCKS = 512
 PASSED_BYTES = 512 * 2**20
 """Decompressed; a pass ends there."""
-_FARTHEST = 16 * 2**20
-"""Bytes behind a block in which a JSON array must have a boundary."""
 _GROUP_FILES, _GROUPS, _GROUP_BYTES = 64, 8, 256 * 2**20
 """Of so many files: at least so many row groups, more up to so many bytes."""
 
@@ -59,10 +54,6 @@ class Sample:
     """all, random, part (random, from what a pass has read) or first."""
 
 
-class _Unseekable(Exception):
-    """The source has to be passed through."""
-
-
 def draw(
     files: Sequence[SourceFile],
     wanted: int,
@@ -76,7 +67,7 @@ def draw(
     Raises what reading the source raises; of a large one only what was read is checked.
     """
     files = list(files)
-    if any(file.revision is not None for file in files):
+    if any(is_url(file.path) for file in files):
         return _first(files, wanted, text_by)
     if sum(file.size for file in files) >= SEEK_FROM:
         try:
@@ -84,7 +75,7 @@ def draw(
                 return _by_groups(files, wanted, generator)
             if all(file.kind in ("json", "text") and not file.compression for file in files):
                 return _by_seeking(files, wanted, generator, text_by)
-        except (_Unseekable, CutError):
+        except (UnseekableError, CutError):
             pass
     return _by_pass(files, wanted, generator, text_by, progress)
 
@@ -196,7 +187,7 @@ def _by_groups(files: list[SourceFile], wanted: int, generator: np.random.Genera
     ]
     found = _some(blocks, 2**62, generator, of_groups)
     if not found.rows:
-        raise _Unseekable
+        raise UnseekableError
     # A row may hold several records, as NeMo's do.
     records = of_rows * len(found.rows) / len(places)
     how = "all" if len(places) == of_rows else "random"
@@ -205,7 +196,7 @@ def _by_groups(files: list[SourceFile], wanted: int, generator: np.random.Genera
 
 def _by_seeking(files: list[SourceFile], wanted: int, generator: np.random.Generator, text_by: str) -> Sample:
     if text_by == "file" and any(file.kind == "text" for file in files):
-        raise _Unseekable
+        raise UnseekableError
     for size in BLOCK_BYTES:
         counts = np.array([-(-file.size // size) for file in files])
         ends = np.cumsum(counts)
@@ -215,79 +206,10 @@ def _by_seeking(files: list[SourceFile], wanted: int, generator: np.random.Gener
         blocks: list[list[Any]] = []
         for number in np.unique(of_file).tolist():
             mine = numbers[of_file == number] - (ends[number] - counts[number])
-            with _Bytes(files[number], text_by) as source:
+            with SoughtFile(files[number], text_by) as source:
                 blocks += [source.records(at * size, (at + 1) * size) for at in mine.tolist()]
         if sum(map(len, blocks)) >= wanted or len(blocks) == of_blocks:
             break
     if not any(blocks):
-        raise _Unseekable
+        raise UnseekableError
     return _some(blocks, wanted, generator, of_blocks)
-
-
-class _Bytes:
-    """A plain file with the places at which its records begin, found from anywhere."""
-
-    def __init__(self, file: SourceFile, text_by: str) -> None:
-        self._path, self._text_by = file.path, text_by
-        with ByteStream(file.path, None) as stream:
-            stream.skip_mark()
-            self._reader = sniff(stream) if file.kind == "json" else "text"
-            self._start = stream.offset
-            if self._reader == "json_array":
-                # An object over several lines has no elements.
-                self._separator = element_separator(stream) if stream.peek(1) == b"[" else b""
-        if self._reader == "json_array" and not self._separator:
-            raise _Unseekable
-        with open(file.path, "rb") as opened:
-            self._bytes = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        self._stop = len(self._bytes)
-        if self._reader == "json_array":
-            self._stop = self._bytes.rfind(b"]")
-            if self._stop < 0 or self._bytes[self._stop + 1 :].strip():
-                raise _Unseekable
-
-    def __enter__(self) -> _Bytes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bytes.close()
-
-    def records(self, begin: int, end: int) -> list[Any]:
-        """The records that begin from byte `begin` on and before `end`."""
-        start, stop = self._boundary(begin), self._boundary(end)
-        if self._reader == "json_array":
-            start += 1  # behind the bracket or comma
-        data = self._bytes[start:stop]
-        if not data.strip():
-            return []
-        args = (self._text_by,) if self._reader == "text" else ()
-        chunk = Chunk(index=0, source=0, reader=self._reader, path=self._path, payload=data, args=args)
-        return read_chunk(chunk).rows
-
-    def _boundary(self, at: int) -> int:
-        """The first place from `at` on where a record begins (in an array: the comma before it)."""
-        if at <= self._start or at >= self._stop:
-            return self._start if at <= self._start else self._stop
-        if self._reader == "json_array":
-            return self._comma(at)
-        return next((place for place in self._lines(at) if place >= at), self._stop)
-
-    def _comma(self, at: int) -> int:
-        ahead = self._separator.index(b",")
-        found = self._bytes.find(self._separator, max(0, at - ahead), at + _FARTHEST)
-        if 0 <= found < self._stop - ahead:
-            return found + ahead
-        if self._stop - at > _FARTHEST:
-            raise _Unseekable
-        return self._stop
-
-    def _lines(self, at: int) -> Iterator[int]:
-        """Beginnings of lines that begin a record."""
-        begins = begins_record(self._text_by) if self._reader == "text" else None
-        place = self._bytes.find(b"\n", at - 1) + 1
-        while 0 < place < self._stop:
-            end = self._bytes.find(b"\n", place)
-            line = self._bytes[place : end if end >= 0 else self._stop] if begins else b""
-            if begins is None or begins(line.removesuffix(b"\r").decode(errors="replace")):
-                yield place
-            place = end + 1

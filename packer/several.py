@@ -146,7 +146,7 @@ def merge(
     over = ~gone & ~torn & paired
     padded = np.where(over, padded_lengths(lines["length"], config.align), 0)
     together = np.bincount(record, weights=padded, minlength=count).astype(np.int64)
-    over &= together[record] > config.max_length
+    over &= together[record] > config.longest
     if config.overflow != "drop":
         for one in np.unique(record[over]).tolist():
             prepared.problem(one, _over_together(int(together[one]), config))
@@ -184,7 +184,7 @@ def merge(
 def _over_together(tokens: int, config: PackConfig) -> str:
     padding = f" (padded to multiples of {config.align:,})" if config.align > 1 else ""
     return (
-        f"has a pair of {tokens:,} tokens together{padding} and max_length is {config.max_length:,}: a pair "
+        f"has a pair of {tokens:,} tokens together{padding} and max_length is {config.longest:,}: a pair "
         "shares a pack; raise --max-length, or choose --overflow drop"
     )
 

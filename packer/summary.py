@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from padless.packer.advice import flash_warning
+from padless.packer.report_view import in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from padless.packer.pipeline import BuildResult
-    from padless.runtime.format import Manifest
+    from padless.runtime.format import Bucket, Manifest
 
 _SUMS = (
     "sequences",
@@ -59,7 +61,7 @@ def build_json(result: BuildResult) -> dict[str, Any]:
 def _of_manifest(manifest: Manifest) -> dict[str, Any]:
     facts = manifest.statistics
     records = facts["records"]
-    capacity = facts["packs"] * facts["max_length"]
+    capacity = sum(bucket.max_length * bucket.packs for bucket in manifest.buckets)
     return {
         "records": records["in"],
         "kept_records": records["in"] - records["dropped"],
@@ -72,6 +74,11 @@ def _of_manifest(manifest: Manifest) -> dict[str, Any]:
         "capacity": capacity,
         "utilization": facts["tokens"] / capacity if capacity else 0.0,
     }
+
+
+def packs_of(buckets: Sequence[Bucket]) -> str:
+    """How many packs of which length, in words."""
+    return in_words([f"{bucket.packs:,} packs of {bucket.max_length:,}" for bucket in buckets])
 
 
 def print_summary(result: BuildResult, console: Console) -> None:
@@ -112,7 +119,7 @@ def print_summary(result: BuildResult, console: Console) -> None:
         part = _of_manifest(manifest)
         _line(
             console,
-            f"{name + ': ' if name else ''}{part['packs']:,} packs of {manifest.statistics['max_length']:,}, "
+            f"{name + ': ' if name else ''}{packs_of(manifest.buckets)}, "
             f"{part['utilization']:.2%} full (at least {part['bound_packs']:,} packs are needed)",
         )
         warning = flash_warning(manifest.statistics.get("flash_attention_2_rows", 0))
@@ -135,6 +142,7 @@ def print_profile(result: BuildResult, console: Console) -> None:
         "plan": "lengths, account, plan",
         "write": "gather, shards, sequence table, tokenizer, manifest",
         "commit": "sweep",
+        "upload": "the folder to its URL",
     }
     for stage, seconds in result.profile.items():
         _line(console, f"{seconds:8.3f} s  {stage:<9} {meaning.get(stage, '')}")

@@ -20,7 +20,7 @@ from padless.packer.extra_columns import Judged
 from padless.packer.fragments import Fragments, lines_of_split
 from padless.packer.gather import StoreGather
 from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
-from padless.packer.plan import PackPlan, blocks
+from padless.packer.plan import PackPlan, blocks, pack_tokens
 from padless.packer.token_store import ChunkStore
 from padless.runtime.format import IMAGES, TableInfo, sequence_table_schema
 
@@ -313,7 +313,9 @@ class Places:
 
     def __init__(self, plan: PackPlan, lengths: NDArray[np.int32]) -> None:
         self.pack = np.empty(len(lengths), dtype=np.int32)
-        self.offset = np.empty(len(lengths), dtype=np.int32)
+        # Below the longest pack: two bytes do for most lengths of packs.
+        is_short = int(pack_tokens(plan, lengths).max(initial=0)) <= 2**16
+        self.offset = np.empty(len(lengths), dtype=np.uint16 if is_short else np.int32)
         for here, entries in blocks(plan.offsets):
             offsets = plan.offsets[here.start : here.stop + 1]
             sequences = plan.order[entries]

@@ -177,21 +177,19 @@ class ChunkStore:
             if not rows or rows[0].get("key") != key:
                 return False
             self.exact_cuts = rows[0]["exact_cuts"]
-            tokens = np.memmap(self.tokens_path, dtype="<i4", mode="r")
-            lines = np.memmap(self.lines_path, dtype=LINE, mode="r")
-            weights = np.zeros(0, dtype=np.uint8)
-            if os.path.getsize(self.weights_path):
-                weights = np.memmap(self.weights_path, dtype=np.uint8, mode="r")
+            # Read chunk after chunk, not mapped: a large store would stay in memory when it has been seen.
+            for entry in (Entry(**row) for row in rows[1:]):
+                stored = entry.tokens + entry.behind
+                mine = _read_at(self.tokens_path, np.dtype("<i4"), entry.tokens_at, stored)
+                about = _read_at(self.lines_path, LINE, entry.lines_at, entry.lines)
+                size, weighing = entry.weighted, None
+                if size:
+                    at, count = entry.tokens_at * size, entry.tokens * size
+                    weighing = _read_at(self.weights_path, np.dtype(np.uint8), at, count)
+                if entry.check == _check(mine, about, weighing):
+                    self.entries[entry.chunk] = entry
         except (OSError, ValueError, KeyError):  # nothing there, or nothing of ours
-            return False
-        for row in rows[1:]:
-            entry = Entry(**row)
-            mine = tokens[entry.tokens_at : entry.tokens_at + entry.tokens + entry.behind]
-            about = lines[entry.lines_at : entry.lines_at + entry.lines]
-            size, end = entry.weighted, entry.tokens_at + entry.tokens
-            weighing = weights[entry.tokens_at * size : end * size] if size else None
-            if entry.check == _check(mine, about, weighing):
-                self.entries[entry.chunk] = entry
+            self.entries.clear()
         return bool(self.entries)
 
     def _head(self) -> dict[str, Any]:
@@ -355,6 +353,11 @@ def _check(values: NDArray[np.int32], lines: NDArray[np.void], weights: NDArray[
 
 def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).view(np.uint8).data
+
+
+def _read_at(path: str, kind: np.dtype[Any], entry: int, count: int) -> NDArray[Any]:
+    """So many entries of a file, fewer where it ends before."""
+    return np.fromfile(path, kind, count, offset=entry * kind.itemsize)
 
 
 def _write_at(descriptor: int, array: NDArray[Any], entry: int, path: str) -> None:

@@ -29,9 +29,11 @@ from padless.runtime.format import (
     SplitsManifest,
     check_file,
     load_manifest,
+    max_lengths,
     open_folder,
 )
 from padless.runtime.reader import Array, PackBatch, PackedReader
+from padless.runtime.storage import is_url
 
 _TABLE_COLUMNS = (
     *("record", "source", "part", "status", "reason"),
@@ -84,6 +86,11 @@ def verify(
     VersionError or SplitError where there is nothing to check; everything else that is wrong is a failed
     check.
     """
+    if is_url(path):
+        raise InputError(
+            f"verify reads a folder, and {path} is a URL: copy it here, or compare its files with their "
+            "checksums by PackedReader(URL, verify=True)"
+        )
     folder = Path(path)
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest) and split is None:
@@ -213,8 +220,11 @@ def _check_batch(
     starts = np.cumsum(lengths) - lengths
     rows = np.repeat(np.arange(batch.num_packs), counts)
     pack_starts = np.cumsum(pack_tokens) - pack_tokens
-    longest, limit = int(pack_tokens.max()), manifest.statistics["max_length"]
-    _require(longest <= limit, f"a pack holds {longest} tokens, max_length is {limit}")
+    limits = max_lengths(manifest.buckets)[first_pack : first_pack + batch.num_packs]
+    over = np.flatnonzero(pack_tokens > limits)
+    if len(over):
+        longest, limit = int(pack_tokens[over[0]]), int(limits[over[0]])
+        raise FormatError(f"a pack holds {longest} tokens, max_length is {limit}")
 
     ids, labels = batch.flat("input_ids"), batch.flat_labels()
     trained = labels != IGNORE_INDEX
@@ -249,21 +259,34 @@ def _check_batch(
 
 
 def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
-    """Every packed sequence is in the plan once, and no pack holds more than it may."""
+    """Every packed sequence is in the plan once, whole or in parts, and no pack holds more than it may."""
     reader = PackedReader(folder, plan=name)
     found = reader.plan
     assert found is not None
-    times = np.bincount(found.sequences, minlength=len(table["pack"]))
-    wrong = int((times != (table["pack"] >= 0)).sum())
+    whole = table["length"][found.sequences]
+    lengths = whole if found.lengths is None else found.lengths
+    starts = np.zeros(len(whole), np.int64) if found.starts is None else found.starts.astype(np.int64)
+    in_order = np.lexsort((starts, found.sequences))
+    sequences, begins = found.sequences[in_order], starts[in_order]
+    ends = begins + lengths[in_order]
+    first = np.diff(sequences, prepend=-1) != 0
+    wrong = int((np.bincount(sequences[first], minlength=len(table["pack"])) != (table["pack"] >= 0)).sum())
+    wrong += int((begins != np.where(first, 0, np.roll(ends, 1))).sum())
+    wrong += int((ends != whole[in_order])[np.roll(first, -1)].sum())
     _require(not wrong, f"{wrong:,} sequences are in the plan twice, or not at all, or were dropped")
+    masked = table["num_targets"][found.sequences] != whole - 1
+    torn = int((masked & (lengths != whole)).sum())
+    _require(not torn, f"{torn:,} fragments are of sequences with a loss mask")
     limit = found.facts["max_length"]
-    ends = np.concatenate([[0], np.cumsum(table["length"][found.sequences], dtype=np.int64)])
-    fullest = int(np.diff(ends[found.offsets]).max(initial=0))
-    _require(fullest <= limit, f"a pack holds {fullest:,} tokens, max_length is {limit:,}")
-    pack = np.full(len(times), -1, dtype=np.int64)
-    pack[found.sequences] = np.repeat(np.arange(len(found)), np.diff(found.offsets))
-    kept = keeps_constraints(PackedReader(folder), table, pack, cap=found.facts.get("max_sequences_per_pack"))
-    return f"{len(found.sequences):,} sequences in {len(found):,} packs of at most {limit:,}; {kept}"
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    tokens, limits = np.diff(ends[found.offsets]), max_lengths(found.buckets)
+    for pack in np.flatnonzero(tokens > limits)[:1].tolist():
+        raise FormatError(f"a pack holds {tokens[pack]:,} tokens, max_length is {limits[pack]:,}")
+    pack = np.repeat(np.arange(len(found)), np.diff(found.offsets))
+    cap = found.facts.get("max_sequences_per_pack")
+    kept = keeps_constraints(PackedReader(folder), table, pack, cap=cap, lines=found.sequences)
+    cut = f" ({int((lengths != whole).sum()):,} of them fragments)" if found.starts is not None else ""
+    return f"{len(found.sequences):,} sequences{cut} in {len(found):,} packs of at most {limit:,}; {kept}"
 
 
 def _model(folder: Path, model: str | Path) -> str:
@@ -345,9 +368,22 @@ def _account(manifest: Manifest, table: dict[str, Array]) -> str:
         _require(counted.tolist() == listed, f"tokens by source are {counted}, the manifest says {listed}")
     by_reason = sum(manifest.statistics["cut_by_reason"].values())
     _require(by_reason == found["cut_tokens"], f"cut_by_reason sums to {by_reason}")
+    _buckets(manifest, table)
     bound = manifest.statistics["bound_packs"]
     _require(bound <= manifest.num_packs, f"bound_packs is {bound}, there are fewer packs")
     return f"{tokens:,} tokens = {trained:,} trained + {tokens - trained:,} masked"
+
+
+def _buckets(manifest: Manifest, table: dict[str, Array]) -> None:
+    """Sequences and tokens of each length of packs are those that the manifest lists."""
+    listed = manifest.statistics.get("buckets", [])
+    ends = np.cumsum([bucket.packs for bucket in manifest.buckets])
+    of_pack = np.searchsorted(ends, table["pack"], side="right")
+    for number, said in enumerate(listed):
+        mine = (table["pack"] >= 0) & (of_pack == number)
+        found = {"sequences": int(mine.sum()), "tokens": int(table["length"][mine].sum())}
+        same = all(said.get(name) == value for name, value in found.items())
+        _require(same, f"packs of {said['max_length']} hold {found} by the table, {said} in the manifest")
 
 
 def record_fates(table: dict[str, Array]) -> tuple[dict[str, int], dict[str, int]]:

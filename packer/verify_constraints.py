@@ -12,16 +12,24 @@ from padless.runtime.reader import Array, PackedReader
 
 
 def keeps_constraints(
-    reader: PackedReader, table: dict[str, Array], pack: Array, *, cap: int | None = None
+    reader: PackedReader,
+    table: dict[str, Array],
+    pack: Array,
+    *,
+    cap: int | None = None,
+    lines: Array | None = None,
 ) -> str:
     """What holds, in words; `pack` [lines of the table]: each sequence's, -1 where it is in none.
 
-    `cap`: of a plan, otherwise the manifest's. Raises FormatError for what does not hold.
+    `cap` and `lines`: of a plan, whose `pack` is [entries] and which may have a line twice.
+    Raises FormatError for what does not hold.
     """
     options = reader.manifest.options
     kept: list[str] = []
     packed = np.flatnonzero(pack >= 0)
-    most = int(np.bincount(pack[packed]).max(initial=0)) if len(packed) else 0
+    pack = pack[packed]
+    packed = packed if lines is None else lines[packed]
+    most = int(np.bincount(pack).max(initial=0)) if len(packed) else 0
     cap = cap or options.get("max_sequences_per_pack")
     if cap is not None:
         if not isinstance(cap, int):
@@ -36,11 +44,11 @@ def keeps_constraints(
         ]
         if name not in numbered:
             raise FormatError(f"packs are grouped by {name!r}, and there is no such column of numbers")
-        group = np.full(len(pack), -1, dtype=np.int64)
+        group = np.full(len(table["pack"]), -1, dtype=np.int64)
         for batch in reader.batches():
             group[batch.flat("sequence_ids")] = batch.flat(name)
-        bound = packed[group[packed] >= 0]
-        groups = _pairs(group[bound], pack[bound])
+        bound = group[packed] >= 0
+        groups = _pairs(group[packed[bound]], pack[bound])
         torn = len(groups) - len(np.unique(groups[:, 0]))
         if torn:
             raise FormatError(f"sequences of one {name} are in different packs ({torn:,} such)")
@@ -57,7 +65,7 @@ def keeps_constraints(
                 f"source_arguments are {arguments!r}, not a number for each of {sources} sources"
             )
         source = np.asarray(arguments, dtype=np.int64)[table["source"][packed]]
-        found = _pairs(pack[packed], source)
+        found = _pairs(pack, source)
         several = len(found) - len(np.unique(found[:, 0]))
         if several:
             raise FormatError(

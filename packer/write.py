@@ -1,19 +1,16 @@
 """A plan and the tokens of its sequences to shards, at memory speed.
 
-A record batch is gathered while the one before it is written, and their arrays are used again: touching
-fresh memory costs more than filling it. The price is a batch in memory for each shard that is being written,
-and one. A shard gets its final name, which carries its checksum, when it is complete and on the disk.
+Tokens are gathered when Arrow writes them, a slice at a time, straight into the blocks that go to the disk:
+touching fresh memory costs more than filling it, and no batch is ever in memory (but where it is compressed).
+A shard gets its final name, which carries its checksum, when it is complete and on the disk.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +18,7 @@ from numpy.typing import NDArray
 from padless.packer.arrow_lists import flat_array, list_array
 from padless.packer.durable import DurableFile
 from padless.packer.gather import Gather
+from padless.packer.late_columns import LateFile, Slices
 from padless.packer.plan import PackPlan, pack_tokens
 from padless.runtime.format import ColumnInfo, ShardInfo, shard_schema
 
@@ -59,12 +57,18 @@ class Layout:
         return found
 
 
+def _value(kind: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Type and shape of a value: `list<int32>` -> int32, (); `list<fixed_size_list<float32, 8>>` -> (8,)."""
+    inner, _, count = kind[5:-1].removeprefix("fixed_size_list<").removesuffix(">").partition(", ")
+    return np.dtype(inner), (int(count),) if count else ()
+
+
 def _value_bytes(kind: str) -> int:
-    """`list<float32>` -> 4, `list<fixed_size_list<float32, 8>>` -> 32."""
+    """Bytes of a value; of a string about."""
     if kind == "list<string>":
         return STRING_BYTES
-    inner, _, count = kind[5:-1].removeprefix("fixed_size_list<").removesuffix(">").partition(", ")
-    return np.dtype(inner).itemsize * int(count or 1)
+    dtype, shape = _value(kind)
+    return dtype.itemsize * int(np.prod(shape))
 
 
 def cut_shards(plan: PackPlan, lengths: NDArray[np.int32], layout: Layout) -> list[list[tuple[int, int]]]:
@@ -96,14 +100,12 @@ def write_shard(
     plan: PackPlan,
     gather: Gather,
     layout: Layout,
-    spare: SimpleQueue[Buffers],
     report: Callable[[int], None],
     attempt: str = "",
 ) -> ShardInfo:
     """Write one shard; `report` gets the tokens of each batch as it is done.
 
-    A batch is gathered as soon as there are `spare` buffers, which all writers share. `attempt` (8 hex
-    digits) keeps apart who may be writing the same shard at the same time.
+    `attempt` (8 hex digits) keeps apart who may be writing the same shard at the same time.
     """
     import pyarrow as pa
 
@@ -114,37 +116,14 @@ def write_shard(
     tokens = 0
     name = f"shard-{number:05d}"
     unfinished = f"{name}-{attempt}" if attempt else name
-    with DurableFile(folder, unfinished, direct=True) as file, ThreadPoolExecutor(1) as gatherer:
-
-        def gather_one(start: int, stop: int) -> tuple[pa.RecordBatch, int, Buffers]:
-            buffers = spare.get()
-            try:
-                return (*_batch(start, stop, plan, gather, layout, schema, buffers), buffers)
-            except BaseException:
-                spare.put(buffers)
-                raise
-
-        def gathered() -> Generator[tuple[pa.RecordBatch, int], None, None]:
-            waiting: deque[Future[tuple[pa.RecordBatch, int, Buffers]]] = deque()
-            try:
-                for number, pack in enumerate(batches):
-                    waiting.append(gatherer.submit(gather_one, *pack))
-                    if number:
-                        yield waiting[0].result()[:2]
-                        spare.put(waiting.popleft().result()[2])
-                yield waiting[0].result()[:2]
-            finally:  # also where the disk is full: other shards would wait for them for ever
-                for future in waiting:
-                    if future.exception() is None:
-                        spare.put(future.result()[2])
-
-        with (
-            pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as stream,
-            closing(gathered()) as ready,
-        ):
-            for batch, count in ready:
+    with DurableFile(folder, unfinished, direct=True) as file:
+        late = LateFile(file)
+        with pa.ipc.new_stream(pa.PythonFile(late, mode="w"), schema, options=options) as stream:
+            for start, stop in batches:
+                batch, count = _batch(start, stop, plan, gather, layout, schema, late)
                 places.append((max(file.size, begin), batch.num_rows))
                 stream.write_batch(batch)
+                late.check()
                 tokens += count
                 report(count)
         info = file.commit(lambda checksum: f"{name}-{checksum[5:13]}.arrow")
@@ -160,36 +139,6 @@ def write_shard(
     )
 
 
-class Buffers(NamedTuple):
-    """Memory for the tokens of a record batch."""
-
-    ids: NDArray[Any]
-    labels: NDArray[np.int32]
-
-
-def spare_buffers(
-    shards: list[list[tuple[int, int]]],
-    plan: PackPlan,
-    lengths: NDArray[np.int32],
-    layout: Layout,
-    writers: int,
-) -> SimpleQueue[Buffers]:
-    """One more than there are writers, for the largest record batch of these."""
-    most = max(
-        (
-            int(lengths[plan.order[plan.offsets[start] : plan.offsets[stop]]].sum(dtype=np.int64))
-            for batches in shards
-            for start, stop in batches
-        ),
-        default=0,
-    )
-    spare: SimpleQueue[Buffers] = SimpleQueue()
-    for _ in range(min(writers, len(shards)) + 1):
-        labels = np.empty(most if layout.labels else 0, np.int32)
-        spare.put(Buffers(np.empty(most, layout.id_type), labels))
-    return spare
-
-
 def _batch(
     start: int,
     stop: int,
@@ -197,9 +146,9 @@ def _batch(
     gather: Gather,
     layout: Layout,
     schema: pa.Schema,
-    buffers: Buffers,
+    late: LateFile,
 ) -> tuple[pa.RecordBatch, int]:
-    """Packs [start, stop) as a record batch whose tokens lie in `buffers`, and how many those are."""
+    """Packs [start, stop) as a record batch for `late` alone, and how many tokens they have."""
     import pyarrow as pa
 
     first = int(plan.offsets[start])
@@ -211,26 +160,47 @@ def _batch(
     np.cumsum(lengths, out=ends[1:])
     token_offsets = ends[sequence_offsets]
     total = int(ends[-1])
-    ids, labels = buffers.ids[:total], buffers.labels[:total]
-    counts = np.zeros(len(sequences), dtype=np.int64)
-    for low, high in _slices(ends):
-        mine = slice(int(ends[low]), int(ends[high]))
-        masked = labels[mine] if layout.labels else None
-        counts[low:high] = gather.fill(sequences[low:high], ids[mine], masked)
     starts = sequence_offsets[:-1]
+    targets = np.empty(len(starts), dtype=np.int32)
+
+    def ids() -> Iterator[NDArray[Any]]:
+        counts = np.zeros(len(sequences), dtype=np.int64)
+        for low, high in _slices(ends):
+            found, counts[low:high] = gather.tokens(sequences[low:high])
+            yield found.astype(layout.id_type, copy=False)
+        targets[:] = np.add.reduceat(counts, starts)  # their column comes after this one
+
+    def by_token(kind: str, values: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:
+        dtype, shape = _value(kind)
+
+        def slices() -> Iterator[NDArray[Any]]:
+            return (values(sequences[low:high]).astype(dtype, copy=False) for low, high in _slices(ends))
+
+        return tokens_of((total, *shape), dtype, slices)
+
+    def tokens_of(shape: tuple[int, ...], dtype: np.dtype[Any], slices: Slices) -> NDArray[Any]:
+        if layout.compression is None:
+            return late.column(shape, dtype, slices)
+        return np.concatenate([*slices()])
+
     columns = {
-        "input_ids": list_array(ids, token_offsets),
-        "labels": list_array(labels, token_offsets) if layout.labels else None,
+        "input_ids": list_array(tokens_of((total,), np.dtype(layout.id_type), ids), token_offsets),
+        "labels": list_array(by_token("list<int32>", gather.labels), token_offsets)
+        if layout.labels
+        else None,
         "seq_lengths": list_array(lengths, sequence_offsets),
         "sequence_ids": list_array(_line_ids(gather, sequences), sequence_offsets),
         "num_tokens": flat_array(np.diff(token_offsets).astype(np.int32)),
-        "num_targets": flat_array(np.add.reduceat(counts, starts).astype(np.int32)),
+        "num_targets": flat_array(targets),
         "max_seqlen": flat_array(np.maximum.reduceat(lengths, starts)),
         "attention_cost": flat_array(np.add.reduceat(lengths.astype(np.int64) ** 2, starts)),
     }
     for column in layout.extras:
-        offsets = token_offsets if column.level == "token" else sequence_offsets
-        columns[column.name] = list_array(gather.extra(column.name, sequences), offsets)
+        if column.level == "token":
+            values = by_token(column.type, partial(gather.extra, column.name))
+            columns[column.name] = list_array(values, token_offsets)
+        else:
+            columns[column.name] = list_array(gather.extra(column.name, sequences), sequence_offsets)
     arrays = [columns[name] for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema), total
 

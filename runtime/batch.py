@@ -12,7 +12,7 @@ costs a few slices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class Pack:
 
 # Tokens that are looked through together: few calls for small packs, and a tenth of a millisecond.
 _CHECKED_TOKENS = 1 << 17
+_ALL = slice(None)
 
 
 class PackBatch:
@@ -87,7 +88,8 @@ class PackBatch:
         start = offsets.item(block * self.block)
         end = offsets.item(min((block + 1) * self.block, self.num_packs))
         ids = self.values["input_ids"][start:end]
-        if ids.min() < 0 or ids.max() > self.largest_id:
+        # A negative id is a large one without its sign: one look instead of two.
+        if ids.view(f"u{ids.itemsize}").max() > self.largest_id:
             raise BatchError(f"input_ids reach from {ids.min()} to {ids.max()}, not 0 to {self.largest_id}")
         if "labels" in self.values:
             labels = self.values["labels"][start:end]
@@ -102,6 +104,13 @@ class PackBatch:
         for block, is_checked in enumerate(self.is_checked):
             if not is_checked:
                 self.check(block * self.block)
+
+    def blocks(self) -> Iterator[slice]:
+        """Rows that are checked together, each just after it was; raises BatchError."""
+        for start in range(0, self.num_packs, self.block):
+            if not self.is_checked[start // self.block]:
+                self.check(start)
+            yield slice(start, min(start + self.block, self.num_packs))
 
     def __getitem__(self, row: int) -> Pack:
         fields: dict[str, Any] = {}
@@ -118,21 +127,23 @@ class PackBatch:
             fields["labels"] = derived_labels(fields["input_ids"], fields["seq_lengths"])
         return Pack(**fields, extras=extras, extra_levels=self.extra_levels)
 
-    def lengths(self, name: str) -> Array:
-        """How long a list column's lists are: [packs] int64."""
-        return np.diff(self.offsets[name].astype(np.int64))
+    def lengths(self, name: str, rows: slice = _ALL) -> Array:
+        """How long a list column's lists are, of all packs or some: [packs] int64."""
+        start, stop, _ = rows.indices(self.num_packs)
+        return np.diff(self.offsets[name][start : stop + 1].astype(np.int64))
 
-    def flat(self, name: str) -> Array:
-        """The values of all the batch's packs in one array."""
+    def flat(self, name: str, rows: slice = _ALL) -> Array:
+        """The values of all the batch's packs, or of some that follow each other, in one array."""
         if name not in self.offsets:
-            return self.values[name]
-        return self.values[name][self.offsets[name][0] : self.offsets[name][-1]]
+            return self.values[name][rows]
+        start, stop, _ = rows.indices(self.num_packs)
+        return self.values[name][self.offsets[name][start] : self.offsets[name][stop]]
 
-    def flat_labels(self) -> Array:
-        """The labels of all the batch's packs, derived where the column is left out."""
+    def flat_labels(self, rows: slice = _ALL) -> Array:
+        """Their labels likewise, derived where the column is left out."""
         if "labels" in self.values:
-            return self.flat("labels")
-        return derived_labels(self.flat("input_ids"), self.flat("seq_lengths"))
+            return self.flat("labels", rows)
+        return derived_labels(self.flat("input_ids", rows), self.flat("seq_lengths", rows))
 
     def _cell(self, name: str, row: int) -> Any:
         """One pack's part of a column: a view, or at pack level the value."""

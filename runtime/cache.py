@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,9 @@ from padless.runtime.errors import ChecksumError, TruncatedFileError
 
 T = TypeVar("T")
 _TRIES = 3
-_NAME = re.compile(r"xxh3-[0-9a-f]{32}")
+_NAME = re.compile(r"xxh3-[0-9a-f]{32}(\.part)?")
+_FORGOTTEN = 24 * 3600
+"""Seconds after which nobody is writing a part any more."""
 
 
 class FileCache:
@@ -72,9 +75,14 @@ class FileCache:
         files = []
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if _NAME.fullmatch(path.name):
-                    found = path.stat()
+                name = _NAME.fullmatch(path.name)
+                if name is None:
+                    continue
+                found = path.stat()
+                if not name[1]:
                     files.append((found.st_mtime_ns, found.st_size, path))
+                elif time.time() - found.st_mtime > _FORGOTTEN:
+                    path.unlink()
         total = size + sum(each for _, each, _ in files)
         for _, each, path in sorted(files):
             if total <= self.limit:

@@ -10,7 +10,8 @@ behind each other, in whole steps: so each rank gets its own, as many as the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from padless.runtime.batch import Pack
+from padless.runtime.bucket_order import BucketOrder
 from padless.runtime.errors import StreamError
 from padless.runtime.order import Numbers, Position, StepOrder, attention_costs
 from padless.runtime.reader import PackedReader
@@ -27,9 +29,16 @@ from padless.runtime.shard_order import ShardShuffle
 class PackedDataset(Dataset[Pack]):
     """The packs of a folder by number, for `DataLoader(..., collate_fn=collate)` and trainers."""
 
-    def __init__(self, path: str | Path, *, split: str | None = None, plan: str | None = None) -> None:
-        """Open a folder; raises what PackedReader raises."""
-        self.reader = PackedReader(path, split=split, plan=plan)
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        split: str | None = None,
+        plan: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Open a folder; options are PackedReader's, and so is what it raises."""
+        self.reader = PackedReader(path, split=split, plan=plan, storage_options=storage_options)
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -68,17 +77,19 @@ class PackBatchSampler(Sampler[list[int]]):
         *,
         world_size: int,
         packs_per_batch: int = 1,
+        tokens_per_batch: int | None = None,
         seed: int = 0,
         shuffle: bool | str = True,
         balance: str | None = None,
     ) -> None:
-        """Order the packs of a data set; raises StreamError."""
+        """Order the packs of a data set; arguments as of PackedStream. Raises StreamError."""
         self.batch_size = packs_per_batch
         self.world_size = world_size
         self.epoch = 0
         self._order = step_order(
             dataset.reader,
             packs_per_batch=packs_per_batch,
+            tokens_per_batch=tokens_per_batch,
             world_size=world_size,
             seed=seed,
             shuffle=shuffle,
@@ -92,12 +103,11 @@ class PackBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches of an epoch over all ranks."""
-        return self._order.num_packs // self._order.group * self.world_size
+        return self._order.num_steps(Position(epoch=0), False) * self.world_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in self._order.steps(Position(epoch=self.epoch)):
-            if len(step) == self._order.group:
-                yield from (step[rank :: self.world_size].tolist() for rank in range(self.world_size))
+        for step in self._order.whole_steps(Position(epoch=self.epoch)):
+            yield from (step[rank :: self.world_size].tolist() for rank in range(self.world_size))
         self.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
@@ -113,7 +123,9 @@ def step_order(
     seed: int,
     shuffle: bool | str,
     balance: str | None,
-) -> StepOrder:
+    tokens_per_batch: int | None = None,
+    pads: bool = False,
+) -> StepOrder | BucketOrder:
     """The order of a reader's packs in steps of all ranks; raises StreamError for wrong options."""
     if packs_per_batch < 1:
         raise StreamError(f"packs_per_batch is {packs_per_batch}; a batch takes at least 1 pack")
@@ -125,7 +137,7 @@ def step_order(
         raise StreamError(f"shuffle is {shuffle!r}; it is True, False or 'shards'")
     if not 0 <= seed < 2**62:
         raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
-    return StepOrder(
+    whole = StepOrder(
         num_packs=len(reader),
         group=packs_per_batch * world_size,
         seed=seed,
@@ -133,11 +145,50 @@ def step_order(
         costs=pack_costs(reader) if balance else None,
         near=_shard_shuffle(reader, seed) if shuffle_of(reader, shuffle) == "shards" else None,
     )
+    if tokens_per_batch is None:
+        return whole
+    if packs_per_batch != 1:
+        raise StreamError(
+            f"packs_per_batch is {packs_per_batch} and tokens_per_batch {tokens_per_batch}: give one of them"
+        )
+    return _by_length(reader, whole, tokens_per_batch, pads)
+
+
+def _by_length(reader: PackedReader, whole: StepOrder, tokens: int, pads: bool) -> StepOrder | BucketOrder:
+    """Steps of packs of one length each, as many as `tokens` a batch and rank have room for."""
+    longest, ranks = reader.buckets[-1].max_length, whole.group
+    if tokens < longest:
+        raise StreamError(
+            f"tokens_per_batch is {tokens:,} and packs hold up to {longest:,}: a batch takes at least 1 "
+            f"pack, give {longest:,} or more"
+        )
+    if len(reader.buckets) == 1:
+        return replace(whole, group=tokens // longest * ranks)
+    if whole.near is not None:
+        raise StreamError(
+            "tokens_per_batch takes packs of one length a batch, and shuffle='shards' (which a URL needs) "
+            "goes by where packs lie: copy the folder, and leave shuffle='shards' out"
+        )
+    orders, first = [], 0
+    for bucket in reader.buckets:
+        mine = slice(first, first + bucket.packs)
+        first += bucket.packs
+        group = tokens // bucket.max_length * ranks
+        if not pads and 0 < bucket.packs < group:
+            raise StreamError(
+                f"{bucket.packs:,} packs of {bucket.max_length:,} tokens fill no step of {ranks:,} ranks "
+                f"with {group // ranks:,} packs each, so they would never be seen: take fewer ranks or "
+                f"tokens, remainder='pad', or pack with --packs-multiple {group:,}"
+            )
+        costs = None if whole.costs is None else whole.costs[mine]
+        orders.append(replace(whole, num_packs=bucket.packs, group=group, costs=costs))
+    return BucketOrder(orders=tuple(orders), seed=whole.seed, pads=pads)
 
 
 def shuffle_of(reader: PackedReader, shuffle: bool | str) -> bool | str:
-    """How packs are shuffled: what lies behind a URL shard by shard."""
-    return "shards" if shuffle is True and reader.remote is not None else shuffle
+    """How packs are shuffled: stored ones behind a URL shard by shard; a plan gathers from all shards."""
+    by_shards = reader.remote is not None and reader.plan is None
+    return "shards" if shuffle is True and by_shards else shuffle
 
 
 def _shard_shuffle(reader: PackedReader, seed: int) -> ShardShuffle:

@@ -54,6 +54,9 @@ class PlanError(FormatError):
 class RemoteError(FormatError):
     """A file behind a URL that cannot be read for a reason of its file system: network, rights, no driver."""
 
+    may_pass: bool = False
+    """Whether it was tried several times, and might go well another time."""
+
 
 class CollateError(PadlessError, ValueError):
     """What should become a batch is no pack, or contradicts itself."""

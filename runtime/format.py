@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from padless.runtime.buckets import Bucket, length_of_pack, max_lengths
 from padless.runtime.errors import (
     BatchError,
     ChecksumError,
@@ -60,6 +61,9 @@ __all__ = [
     "MANIFEST",
     "OWN_COLUMNS",
     "WORK_FOLDER",
+    "Bucket",
+    "length_of_pack",
+    "max_lengths",
     "BatchError",
     "ChecksumError",
     "CollateError",

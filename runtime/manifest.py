@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from padless.runtime.buckets import Bucket, buckets_of
 from padless.runtime.fields import Fields, dump, load
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo, column_problem
 
@@ -90,6 +91,11 @@ class Manifest:
         return sum(shard.packs for shard in self.shards)
 
     @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The packs of each length, as they stand: the shortest first; one bucket where all are of one."""
+        return buckets_of(self.statistics, self.num_packs)
+
+    @property
     def has_labels(self) -> bool:
         return any(column.name == "labels" for column in self.columns)
 
@@ -151,6 +157,10 @@ class Manifest:
         fields.refuse_twice([file.file for file in manifest.files])
         names = [column.name for column in manifest.columns]
         fields.refuse_twice(names)
+        try:
+            _ = manifest.buckets
+        except ValueError as problem:
+            raise fields.object("statistics").error("buckets", str(problem)) from None
         if missing := [name for name in OWN_COLUMNS if name not in names and name != "labels"]:
             raise fields.error("columns", f"has no {missing[0]}")
         return manifest

@@ -43,6 +43,8 @@ class Position:
     """Packs of the current window that are still to come, in the order in which they will."""
     group: int = 0
     """Packs a step for which `left` was put in order; with another number it is ordered anew."""
+    buckets: tuple[Position, ...] = ()
+    """Where steps are of one length each: how far each length has gone, which then says all."""
 
 
 def shuffled(places: Numbers, size: int, seed: int, epoch: int) -> Numbers:
@@ -94,6 +96,8 @@ class Window:
     packs: Numbers
     group: int
     """Packs a step for which they were arranged; 0 where they stand as in the epoch's order."""
+    step: int
+    """Packs that make a whole step."""
 
     def after(self, packs: int) -> Position:
         """The position after the first so many packs of the window."""
@@ -125,18 +129,24 @@ class StepOrder:
         if len(left):
             if position.group != self.group:
                 taken, left = self._regroup(epoch, taken, left)
-            yield Window(epoch=epoch, taken=taken, packs=left, group=self.group)
+            yield Window(epoch=epoch, taken=taken, packs=left, group=self.group, step=self.group)
         size = max(1, self._window // self.group) * self.group
         while taken < self.num_packs:
             start, taken = taken, min(taken + size, self.num_packs)
             packs = self._arrange(self._packs(epoch, start, taken), epoch, start)
-            yield Window(epoch=epoch, taken=taken, packs=packs, group=self.group if self._arranges else 0)
+            group = self.group if self._arranges else 0
+            yield Window(epoch=epoch, taken=taken, packs=packs, group=group, step=self.group)
 
-    def steps(self, position: Position) -> Iterator[Numbers]:
-        """The steps from a position to the epoch's end; the last may be smaller than `group`."""
+    def whole_steps(self, position: Position) -> Iterator[Numbers]:
+        """The steps from a position to the epoch's end but one that is smaller than `group`."""
         for window in self.windows(position):
-            for start in range(0, len(window.packs), self.group):
+            for start in range(0, len(window.packs) - self.group + 1, self.group):
                 yield window.packs[start : start + self.group]
+
+    def num_steps(self, position: Position, pads: bool) -> int:
+        """Steps from a position to the end of its epoch; with `pads` a smaller one counts."""
+        left = self.remaining(position)
+        return -(-left // self.group) if pads else left // self.group
 
     def remaining(self, position: Position) -> int:
         """Packs from a position to the end of its epoch."""
@@ -219,6 +229,14 @@ def predicted_idle(costs: Numbers, world_size: int, *, balanced: bool) -> float:
     steps = costs[whole].reshape(-1, world_size).astype(np.float64)
     busy, slowest = float(steps.sum()), float(steps.max(axis=1).sum())
     return max(0.0, 1 - busy / (world_size * slowest)) if slowest else 0.0
+
+
+def mixed(seed: int, epoch: int, number: int) -> int:
+    """64 bits that hang on all three numbers, the same on every machine."""
+    found = np.zeros(1, dtype=np.uint64)
+    for one in (seed, epoch, number):
+        found = _mix(np.add(found, one, dtype=np.uint64))
+    return int(found[0])
 
 
 def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

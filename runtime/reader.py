@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -26,12 +26,12 @@ import pyarrow.ipc
 
 from padless.runtime.arrays import Array, column_to_numpy
 from padless.runtime.batch import Pack, PackBatch, open_batch
+from padless.runtime.buckets import Bucket
 from padless.runtime.format import (
     BatchError,
     ChecksumError,
     ForeignFileError,
     Manifest,
-    PlanError,
     ShardInfo,
     TableInfo,
     TruncatedFileError,
@@ -48,10 +48,12 @@ from padless.runtime.plans import (
     columns_hash,
     fresh_plan,
     read_plan,
+    remote_plan,
     tables_hash,
 )
 from padless.runtime.sequence_table import WAY_OUT, table_lines
 from padless.runtime.shard_order import WINDOW_SHARDS
+from padless.runtime.storage import Storage, is_url
 
 if TYPE_CHECKING:
     from padless.runtime.remote import RemoteFolder
@@ -62,6 +64,7 @@ __all__ = [
     "Pack",
     "PackBatch",
     "PackedReader",
+    "Plan",
     "attention_costs",
     "column_to_numpy",
     "columns_hash",
@@ -87,24 +90,25 @@ class PackedReader:
         plan: str | None = None,
         split: str | None = None,
         verify: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Open a folder; `verify` reads every file and compares checksums.
+
+        `storage_options` are for fsspec's file system where the path is a URL, on top of what the environment
+        and fsspec's own configuration say.
 
         Raises NotPackedError, VersionError, ManifestError, SplitError, PlanError,
         MissingFileError, TruncatedFileError or ChecksumError; of a URL RemoteError, and what is wrong
         with a shard when it is read.
         """
-        if "://" in str(path):
+        if is_url(path):
             from padless.runtime.remote import RemoteFolder
 
-            remote, manifest = RemoteFolder(str(path)).open(split)
-            if plan is not None:
-                raise PlanError(
-                    f"plan={plan!r} needs a local folder: copy {remote.url} first, or leave plan out"
-                )
+            remote, manifest = RemoteFolder(Storage(str(path), storage_options)).open(split)
+            found = None if plan is None else remote_plan(remote.storage, manifest, plan)
             for file in manifest.files if verify else ():
                 remote.fetch(file)
-            self._open(remote.cache.folder, manifest, None, remote)
+            self._open(remote.cache.folder, manifest, found, remote)
             return
         folder, manifest = open_folder(Path(path).absolute(), split)
         found = None if plan is None else read_plan(folder, manifest, plan)
@@ -151,6 +155,11 @@ class PackedReader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._open(state["path"], state["manifest"], state["plan"], state["remote"])
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The packs of each length, as they are numbered: the shortest first; mostly there is one length."""
+        return self.manifest.buckets if self.plan is None else self.plan.buckets
 
     def __len__(self) -> int:
         if self.plan is not None:
@@ -222,11 +231,11 @@ class PackedReader:
         return self._planned
 
     def pack_sizes(self) -> tuple[Array, Array]:
-        """The pack, [N], and the length, [N], of each packed sequence, in the table's order."""
+        """The pack, [N], and the length, [N], of each packed sequence or part, in the table's order."""
         if self.plan is not None:
             packs = np.repeat(np.arange(len(self.plan)), np.diff(self.plan.offsets))
             in_order = np.argsort(self.plan.sequences, kind="stable")
-            return packs[in_order], self._by_plan(self.plan).lengths[self.plan.sequences[in_order]]
+            return packs[in_order], self._by_plan(self.plan).lengths[in_order]
         columns = self.sequence_columns("pack", "length")
         kept = columns["pack"] >= 0
         return columns["pack"][kept], columns["length"][kept]
@@ -239,9 +248,23 @@ class PackedReader:
             for row in range(batch.num_packs):
                 yield batch[row]
 
-    def batches(self) -> Iterator[PackBatch]:
-        """The record batches as they are stored, for whoever wants whole columns."""
-        return (self.batch(which) for which in range(len(self._batches)))
+    def batches(self, *, checked: bool = True) -> Iterator[PackBatch]:
+        """The record batches as they are stored, for whoever wants whole columns.
+
+        Their tokens are looked through, unless they need not be `checked`.
+        """
+        of = self.batch if checked else self._opened
+        return (of(which) for which in range(len(self._batches)))
+
+    def blocks(self) -> Iterator[tuple[PackBatch, slice]]:
+        """The same in pieces that fit a core's own cache, checked just before they come: batch and rows."""
+        for which in range(len(self._batches)):
+            batch = self._opened(which)
+            try:
+                for rows in batch.blocks():
+                    yield batch, rows
+            except BatchError as problem:
+                raise self._damaged(which, problem) from None
 
     def batch(self, which: int) -> PackBatch:
         """Record batch number `which` over all shards, checked to the last token."""
@@ -360,7 +383,8 @@ class PackedReader:
                     f"{column.type}: it belongs to another folder; {WAY_OUT}"
                 )
         self._shards[shard] = (data, schema)
-        if self.remote is not None and len(self._shards) > _KEPT_SHARDS:
+        # A plan asks for all of them over and over.
+        if self.remote is not None and self.plan is None and len(self._shards) > _KEPT_SHARDS:
             self._close(next(iter(self._shards)))
         return data, schema
 

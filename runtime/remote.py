@@ -1,6 +1,7 @@
 """Packed folders behind a URL: the manifest is read at once, every other file when it is needed.
 
     PackedStream("s3://bucket/packed")      whatever fsspec reads: s3, gs, http, hf, memory ...
+    PackedStream("s3://bucket/packed", storage_options={"endpoint_url": "https://...", "key": ...})
 
 A file comes whole into a cache on this machine (`shards` in `PADLESS_CACHE`, by default ~/.cache/padless,
 up to `PADLESS_CACHE_BYTES`, by default 64 GiB) and is compared with the manifest's checksum on its way;
@@ -9,9 +10,10 @@ from then on it is read as a local one. `file://` works too, and keeps a slow ne
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,31 +21,35 @@ from padless.runtime.cache import FileCache
 from padless.runtime.errors import MissingFileError, NotPackedError, RemoteError, SplitError
 from padless.runtime.format import MANIFEST, check_bytes, parse_manifest, split_info
 from padless.runtime.manifest import FileInfo, Manifest, ShardInfo, TableInfo
+from padless.runtime.storage import Storage, cache_folder
 
 T = TypeVar("T")
-_PIECE = 8 << 20
 _DEFAULT_BYTES = 64 << 30
 _AT_ONCE = 2
 _WAY_OUT = "see that the address is right and can be reached"
+_GONE = "copy the folder there again; where it was built anew meanwhile, open it again"
 
 
 class RemoteFolder:
     """A packed folder's files by URL. May be shared by threads, and pickled."""
 
-    def __init__(self, url: str) -> None:
-        """Take the address and, from the environment, the place of the cache; raises RemoteError."""
-        self.url = url.rstrip("/")
+    def __init__(self, storage: Storage) -> None:
+        """Take the place of the files and, from the environment, that of the cache; raises RemoteError."""
+        self.storage = storage
         limit = os.environ.get("PADLESS_CACHE_BYTES", str(_DEFAULT_BYTES))
         if not limit.isdecimal():
             raise RemoteError(f"PADLESS_CACHE_BYTES is {limit!r}; set it to a whole number of bytes")
-        folder = os.environ.get("PADLESS_CACHE") or Path.home() / ".cache" / "padless"
         # A folder of its own: what else lies in the cache is not the limit's to remove.
-        self.cache = FileCache(Path(folder).absolute() / "shards", int(limit))
-        self._ahead: tuple[int, ThreadPoolExecutor] | None = None
-        self._asked: set[str] = set()
+        self.cache = FileCache(Path(cache_folder()) / "shards", int(limit))
+        self._ahead: ReadAhead | None = None
+
+    @property
+    def url(self) -> str:
+        """The folder's address."""
+        return self.storage.url
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_ahead": None, "_asked": set()}
+        return self.__dict__ | {"_ahead": None}
 
     def open(self, split: str | None) -> tuple[RemoteFolder, Manifest]:
         """The folder of the one split asked for, and its manifest; raises what `open_folder` does."""
@@ -55,7 +61,7 @@ class RemoteFolder:
                 raise SplitError(f"{self.url} is a single split: leave split={split!r} out")
             return self, manifest
         info = split_info(manifest, split, self.url)
-        chosen = RemoteFolder(f"{self.url}/{info.name}")
+        chosen = RemoteFolder(self.storage.at(info.name))
         data = chosen.read(MANIFEST)
         check_bytes(data, f"{chosen.url}/{MANIFEST}", info.bytes, info.checksum)
         opened = parse_manifest(data, f"{chosen.url}/{MANIFEST}")
@@ -66,7 +72,7 @@ class RemoteFolder:
     def read(self, name: str) -> bytes:
         """A small file's bytes; raises NotPackedError where there is none, and RemoteError."""
         try:
-            return self._asking(name, lambda system, path: bytes(system.cat_file(path)))
+            return self.storage.read(name)
         except MissingFileError:
             raise NotPackedError(
                 f"{self.url} has no {name}, so it is not a packed folder; {_WAY_OUT}"
@@ -79,7 +85,11 @@ class RemoteFolder:
         """
         name = f"{self.url}/{info.file}"
         try:
-            return self.cache.open(name, info.bytes, info.checksum, lambda: self._pieces(info.file), opened)
+            return self.cache.open(
+                name, info.bytes, info.checksum, lambda: self.storage.pieces(info.file), opened
+            )
+        except MissingFileError:
+            raise MissingFileError(f"{name} is in the manifest and not there; {_GONE}") from None
         except OSError as problem:
             raise RemoteError(
                 f"{name} cannot be kept in {self.cache.folder} ({problem}); "
@@ -95,40 +105,47 @@ class RemoteFolder:
 
         What goes wrong is told to whoever asks for the file.
         """
-        if self._ahead is None or self._ahead[0] != os.getpid():  # threads do not live on in a fork
-            self._ahead = os.getpid(), ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="padless-read-ahead")
-            self._asked = set()
-        for info in files:
-            if info.file not in self._asked:
-                self._asked.add(info.file)
-                self._ahead[1].submit(self._fetch_and_forget, info)
+        if self._ahead is None or self._ahead.process != os.getpid():  # threads do not live on in a fork
+            self._ahead = ReadAhead(self.fetch)
+        self._ahead.ask(files)
 
-    def _fetch_and_forget(self, info: ShardInfo) -> None:
-        try:
-            self.fetch(info)
-        finally:
-            self._asked.discard(info.file)
 
-    def _pieces(self, name: str) -> Iterator[bytes]:
-        file = self._asking(name, lambda system, path: system.open(path, "rb", block_size=_PIECE))
-        with file:
-            while piece := self._asking(name, lambda *_: file.read(_PIECE)):
-                yield piece
+class ReadAhead:
+    """Threads that fetch what was asked for, in this order, and end when nothing is left.
 
-    def _asking(self, name: str, ask: Callable[[Any, str], T]) -> T:
-        """What a request about a file gives; its failures as ours. Systems are fsspec's to keep."""
-        import fsspec
+    They die with the process, whatever they are at: it must not stay for files that nobody will read.
+    """
 
-        try:
-            system, root = fsspec.core.url_to_fs(self.url)
-            return ask(system, f"{root}/{name}")
-        except FileNotFoundError:
-            raise MissingFileError(
-                f"{self.url}/{name} is in the manifest and not there; {_WAY_OUT}"
-            ) from None
-        except ImportError as problem:
-            raise RemoteError(f"{self.url}: {problem}") from None
-        except Exception as problem:  # every file system has errors of its own
-            raise RemoteError(
-                f"{self.url}/{name} cannot be read ({type(problem).__name__}: {problem}); {_WAY_OUT}"
-            ) from problem
+    def __init__(self, fetch: Callable[[ShardInfo], None]) -> None:
+        self.process = os.getpid()
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._waiting: dict[str, ShardInfo] = {}
+        self._coming: dict[str, threading.Thread] = {}
+
+    def ask(self, files: Sequence[ShardInfo]) -> None:
+        """Have these fetched, unless they are on their way."""
+        with self._lock:
+            self._waiting |= {info.file: info for info in files if info.file not in self._coming}
+            while self._waiting and len(self._coming) < _AT_ONCE:
+                self._start()
+
+    def _start(self) -> None:
+        name = next(iter(self._waiting))
+        thread = threading.Thread(target=self._run, args=(self._waiting.pop(name),), daemon=True)
+        self._coming[name] = thread
+        thread.start()
+
+    def _run(self, info: ShardInfo) -> None:
+        with contextlib.suppress(Exception):
+            self._fetch(info)
+        with self._lock:
+            del self._coming[info.file]
+            if self._waiting:
+                self._start()
+
+    def wait(self) -> None:
+        """Come back when all that was asked for has come, or failed."""
+        while threads := list(self._coming.values()):
+            for thread in threads:
+                thread.join()

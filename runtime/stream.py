@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from padless.runtime.arrays import to_numpy
 from padless.runtime.batch import Pack
+from padless.runtime.bucket_order import BucketOrder, BucketWindow
 from padless.runtime.collate import collate
 from padless.runtime.dataset import PackedDataset, pack_costs, shuffle_of, step_order
 from padless.runtime.errors import StreamError
@@ -55,6 +55,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         path: str | Path,
         *,
         packs_per_batch: int = 1,
+        tokens_per_batch: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         seed: int = 0,
@@ -65,15 +66,18 @@ class PackedStream(IterableDataset[VarlenBatch]):
         plan: str | None = None,
         replan: str | None = None,
         split: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Open a folder for one of `world_size` data-parallel ranks.
 
         Ranks come from torch.distributed where it is initialised, else from RANK and WORLD_SIZE,
         else there is one. Packs that do not fill the last step are left out of an epoch ("drop"),
         or all are yielded once and ranks without any get a batch without targets ("pad").
+        `tokens_per_batch` instead of packs: a step has packs of one length, on each rank as many as have
+        room for so many tokens; where packs are of several lengths, the steps of all are mixed.
         `shuffle` is over all packs (True) or among those of a few shards at a time ("shards"), as it is
-        always where the path is a URL. `replan` names a strategy (such as "spread") that packs the
-        sequences anew for each epoch.
+        always where the path is a URL, unless a plan gathers packs from all shards. `replan` names a strategy
+        (such as "spread") that packs the sequences anew for each epoch. `storage_options` are PackedReader's.
         Raises StreamError, and what PackedReader raises.
         """
         super().__init__()
@@ -81,7 +85,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
             raise StreamError(f"plan is {plan!r} and replan {replan!r}: give one, packs are by one plan")
         if not 0 <= seed < 2**62:
             raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
-        self.reader = PackedReader(path, split=split, plan=plan)
+        self.reader = PackedReader(path, split=split, plan=plan, storage_options=storage_options)
         if replan is not None and (self.reader.remote is not None or shuffle == "shards"):
             raise StreamError(
                 f"replan={replan!r} makes packs out of all shards: it takes a local folder and shuffle=True"
@@ -91,7 +95,8 @@ class PackedStream(IterableDataset[VarlenBatch]):
         self.rank, self.world_size = find_ranks(rank, world_size)
         if remainder not in _REMAINDERS:
             raise StreamError(f"remainder is {remainder!r}; it is one of {', '.join(_REMAINDERS)}")
-        self.packs_per_batch, self.remainder, self.balance = packs_per_batch, remainder, balance
+        self.packs_per_batch, self.tokens_per_batch = packs_per_batch, tokens_per_batch
+        self.remainder, self.balance = remainder, balance
         data = data_identity(self.reader.manifest, self.reader.plan)
         self._order, self._gather = self._order_of_packs(), Gather(self.reader)
         self._plan_epoch(max(epoch, 0))
@@ -101,21 +106,25 @@ class PackedStream(IterableDataset[VarlenBatch]):
             shuffle=shuffle_of(self.reader, shuffle),
             position=Position(epoch=0),
         )
-        self._reached: tuple[Window, int, tuple[int, int]] | None = None
+        self._reached: tuple[Window | BucketWindow, int, tuple[int, int]] | None = None
         self._in_workers = _shared_flag()
         if not len(self):
+            order = self._order
+            groups = [one.group for one in order.orders] if isinstance(order, BucketOrder) else [order.group]
             raise StreamError(
                 f"{self.reader.location} has {len(self.reader)} packs, a step of {self.world_size} "
-                f"ranks takes {self._order.group}: no batch is full; take fewer packs a batch, or "
+                f"ranks takes {min(groups)}: no batch is full; take fewer packs a batch, or "
                 "remainder='pad' (for evaluation)"
             )
         self.set_epoch(epoch)
 
-    def _order_of_packs(self) -> StepOrder:
+    def _order_of_packs(self, world_size: int | None = None) -> StepOrder | BucketOrder:
         return step_order(
             self.reader,
             packs_per_batch=self.packs_per_batch,
-            world_size=self.world_size,
+            tokens_per_batch=self.tokens_per_batch,
+            pads=self._pads,
+            world_size=world_size or self.world_size,
             seed=self._seed,
             shuffle=self._shuffle,
             balance=self.balance,
@@ -130,8 +139,11 @@ class PackedStream(IterableDataset[VarlenBatch]):
 
     def __len__(self) -> int:
         """This rank's batches in a whole epoch; the same number on every rank."""
-        packs, group = self._order.num_packs, self._order.group
-        return -(-packs // group) if self.remainder == "pad" else packs // group
+        return self._order.num_steps(Position(epoch=0), self._pads)
+
+    @property
+    def _pads(self) -> bool:
+        return self.remainder == "pad"
 
     @property
     def epoch(self) -> int:
@@ -169,7 +181,10 @@ class PackedStream(IterableDataset[VarlenBatch]):
         try:
             if isinstance(epoch, int) and epoch >= 0:
                 self._plan_epoch(epoch)
-            self._state, self._reached = self._state.load(state, num_packs=self._order.num_packs), None
+            orders = self._order.orders if isinstance(self._order, BucketOrder) else ()
+            buckets = tuple(order.num_packs for order in orders)
+            self._state = self._state.load(state, num_packs=self._order.num_packs, buckets=buckets)
+            self._reached = None
             self._in_workers[0] = 0
         finally:
             self._plan_epoch(self.epoch)
@@ -196,10 +211,8 @@ class PackedStream(IterableDataset[VarlenBatch]):
         By cost 24,576 L + L^2 summed over a pack's sequences; from 0 to 1.
         """
         world = world_size or self.world_size
-        order = replace(self._order, group=self.packs_per_batch * world)
-        costs = pack_costs(self.reader) if order.costs is None else order.costs
-        steps = order.steps(Position(epoch=self.epoch))
-        return idle_share(costs, world, (step for step in steps if len(step) == order.group))
+        steps = self._order_of_packs(world).whole_steps(Position(epoch=self.epoch))
+        return idle_share(pack_costs(self.reader), world, steps)
 
     def _batches(self) -> Iterator[VarlenBatch]:
         """The rest of the epoch."""
@@ -210,35 +223,29 @@ class PackedStream(IterableDataset[VarlenBatch]):
         rank, world_size, gather = self.rank, self.world_size, self._gather
         begun = self._settled()
         first = begun.first_step(worker, workers)
-        remaining = self._order.remaining(begun.position)
-        group, least = self._order.group, self._least
+        remaining = self._order.num_steps(begun.position, self._pads)
         number = 0
         for window in self._order.windows(begun.position):
             packs = window.packs
-            if self._order.near is not None:
+            if self._order.near is not None and isinstance(window, Window):
                 here = max(0, window.taken - len(packs))
                 self.reader.read_ahead(self._order.near.needed(here, window.epoch))
-            for start in range(0, len(packs), group):
-                if remaining < least:
+            for start in range(0, len(packs), window.step):
+                if not remaining:
                     break
                 mine = number % workers == first
                 number += 1
-                end = min(start + group, len(packs))
-                remaining -= end - start
+                end = min(start + window.step, len(packs))
+                remaining -= 1
                 if mine:
                     chosen = packs[start + rank : end : world_size]
                     batch = gather(chosen) if len(chosen) else _without_targets(self.reader.manifest.columns)
                     self._reached = window, end, place
-                    if workers == 1 and remaining < least:
+                    if workers == 1 and not remaining:
                         self._end_epoch()
                     yield batch
         if self.epoch == begun.position.epoch:
             self._go(Position(epoch=begun.position.epoch + 1))
-
-    @property
-    def _least(self) -> int:
-        """How many packs must remain of an epoch for one more step."""
-        return self._order.group if self.remainder == "drop" else 1
 
     def _settled(self) -> StreamState:
         """The state after the last batch: made where it is asked for, not with every batch."""
@@ -255,9 +262,8 @@ class PackedStream(IterableDataset[VarlenBatch]):
     def _end_epoch(self) -> None:
         """Move on where what remains of the epoch makes no batch, so that a state says so."""
         position = self._settled().position
-        remaining = self._order.remaining(position)
-        if remaining < self._least:
-            if remaining:
+        if not self._order.num_steps(position, self._pads):
+            if remaining := self._order.remaining(position):
                 _LOG.info("epoch %d leaves %d packs out: they fill no step", position.epoch, remaining)
             self._go(Position(epoch=position.epoch + 1))
 

@@ -67,11 +67,17 @@ class StreamState:
             "taken": self.position.taken,
             "left": self.position.left.tolist(),
             "group": self.position.group,
+            **(
+                {"buckets": [_numbers(one) for one in self.position.buckets]} if self.position.buckets else {}
+            ),
             "worker": list(self.worker) if self.worker else None,
         }
 
-    def load(self, state: dict[str, Any], *, num_packs: int) -> StreamState:
-        """The state that a dict holds, if it belongs to this stream; raises StateError."""
+    def load(self, state: dict[str, Any], *, num_packs: int, buckets: tuple[int, ...] = ()) -> StreamState:
+        """The state that a dict holds, if it belongs to this stream; raises StateError.
+
+        `buckets`: the packs of each length, where steps are of one length each.
+        """
         version = state.get("version")
         if version != STATE_VERSION:
             raise StateError(
@@ -90,20 +96,41 @@ class StreamState:
                     f"open the stream with {name}={state.get(name)!r}, or start anew"
                 )
         try:
-            left = np.array(state["left"], dtype=np.int64).reshape(-1)
-            numbers = [int(state[name]) for name in ("epoch", "taken", "group")]
+            epoch = int(state["epoch"])
+            position = _position(state, epoch, num_packs)
+            listed = [*state.get("buckets", ())]
             worker = state["worker"] and (int(state["worker"][0]), int(state["worker"][1]))
-        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            if len(listed) == len(buckets):
+                parts = [_position(one, epoch, packs) for one, packs in zip(listed, buckets, strict=True)]
+                position = replace(position, buckets=tuple(parts))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as problem:
             raise StateError(f"the state is damaged ({problem!r}); load an earlier one") from None
-        epoch, taken, group = numbers
-        inside = 0 <= taken <= num_packs and ((left >= 0) & (left < num_packs)).all()
-        if epoch < 0 or group < 0 or not inside or len(np.unique(left)) != len(left) or len(left) > taken:
+        begun = bool(position.taken) if buckets else bool(listed)
+        if begun and len(listed) != len(buckets):
+            way = "with" if listed else "without"
             raise StateError(
-                f"the state is damaged: epoch {epoch}, {taken} of {num_packs} packs taken, {len(left)} of "
-                "them left; load an earlier one"
+                f"the state was saved in steps {way} tokens_per_batch over packs of several lengths, this "
+                f"stream makes others: open it {way} tokens_per_batch, or start anew"
             )
-        position = Position(epoch=epoch, taken=taken, left=left, group=group)
         return replace(self, position=position, worker=worker or None)
+
+
+def _numbers(position: Position) -> dict[str, Any]:
+    """How far one length has gone."""
+    return {"taken": position.taken, "left": position.left.tolist(), "group": position.group}
+
+
+def _position(state: dict[str, Any], epoch: int, num_packs: int) -> Position:
+    """A position among `num_packs` packs; StateError where it is none, and what reading the dict raises."""
+    left = np.array(state["left"], dtype=np.int64).reshape(-1)
+    taken, group = int(state["taken"]), int(state["group"])
+    inside = 0 <= taken <= num_packs and ((left >= 0) & (left < num_packs)).all()
+    if epoch < 0 or group < 0 or not inside or len(np.unique(left)) != len(left) or len(left) > taken:
+        raise StateError(
+            f"the state is damaged: epoch {epoch}, {taken} of {num_packs} packs taken, {len(left)} of "
+            "them left; load an earlier one"
+        )
+    return Position(epoch=epoch, taken=taken, left=left, group=group)
 
 
 def data_identity(manifest: Manifest, plan: Plan | None = None) -> str:

@@ -47,7 +47,7 @@ def main() -> None:
             order = StepOrder(
                 num_packs=len(costs), group=args.world_size, seed=seed, shuffle=True, costs=used
             )
-            steps = order.steps(Position(epoch=0))
+            steps = order.whole_steps(Position(epoch=0))
             shares.append(idle_share(costs, args.world_size, steps))
         results.add(case, arm, f"idle of {args.world_size} ranks", float(np.median(shares)), "share")
 

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -25,11 +26,13 @@ from bench_results import Results
 from ray.cluster_utils import Cluster
 
 
-def built(command: list[str]) -> tuple[float, dict[str, Any]]:
-    """Seconds of a build's whole process, and its summary."""
-    start = time.perf_counter()
+def built(command: list[str]) -> tuple[float, float, dict[str, Any]]:
+    """Seconds of a build's whole process, those of the processor (its children's too), and its summary."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     run = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    return time.perf_counter() - start, json.loads(run.stdout)
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, processor, json.loads(run.stdout)
 
 
 def digest(folder: Path) -> str:
@@ -74,8 +77,10 @@ def main() -> None:
             for arm, options in arms.items():
                 output = arguments.work / arm
                 shutil.rmtree(output, ignore_errors=True)
-                took[arm], facts = built([*build, *options, "--output", str(output)])
+                took[arm], processor, facts = built([*build, *options, "--output", str(output)])
                 results.add(case, arm, "seconds", took[arm], "s")
+                # Of the ray arm that is the driver alone, whose share bounds how many workers it can feed.
+                results.add(case, arm, "processor", processor, "s")
                 results.add(case, arm, "tokenize", facts["profile"]["tokenize"], "s")
                 results.add(case, arm, "write", facts["profile"]["write"], "s")
                 results.add(case, arm, "speed", facts["tokens"] / took[arm] / 1e6, "M tokens/s")

@@ -165,21 +165,28 @@ def stream_speed(rows: Rows) -> str:
 
 
 def trainers(rows: Rows) -> str:
-    """Which trainers' own loops were watched, and how far their losses are from those of single sequences."""
+    """Which trainers ran, at which version and how, and how far losses are from those of single sequences."""
     last = {(row["arm"], row["metric"]): row for row in rows}
     lines = [
-        "| trainer | example | steps, sequences | losses apart, at most | if sequences were mixed |",
+        "| trainer | what ran | sequences | losses apart, at most | if sequences were mixed |",
         "|---|---|---|---|---|",
     ]
-    for name in dict.fromkeys(row["arm"] for row in rows):
-        steps, sequences, apart, mixed = (
-            last[name, metric] for metric in ("steps", "sequences", "loss_apart", "loss_apart_mixed")
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        _, _, how = arm.partition(": ")
+        sequences, apart, mixed = (
+            last.get((arm, metric)) for metric in ("sequences", "loss_apart", "loss_apart_mixed")
         )
-        lines.append(
-            f"| {apart['case'].partition('+')[0]} | `scripts/examples/{name}.py` | {steps['value']:.0f}, "
-            f"{sequences['value']:.0f} | {apart['value'] * 1e-6:.0e} | {mixed['value']:.2f} |"
+        assert sequences is not None
+        # An arm is an example, or an environment and what its tests ran.
+        ran = how or f"`scripts/examples/{arm}.py`, its own loop"
+        losses = (
+            "read to the token | -"
+            if apart is None or mixed is None
+            else f"{max(apart['value'] * 1e-6, 1e-10):.0e} | {mixed['value']:.2f}"  # rows keep no more digits
         )
-    return "\n".join([*lines, "", f"{rows[-1]['date']}, on a CPU."])
+        version = sequences["case"].partition("+")[0]
+        lines.append(f"| {version} | {ran} | {sequences['value']:.0f} | {losses} |")
+    return "\n".join([*dict.fromkeys(lines), "", f"{rows[-1]['date']}, on a CPU."])
 
 
 TABLES: dict[str, Callable[[Rows], str]] = {

@@ -7,7 +7,9 @@ fail instead, since a run that skips the real data proves little.
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,16 @@ def shared_is_required() -> bool:
     """Whether missing real data are a failure: in CI, or where PADLESS_REQUIRE_SHARED asks."""
     required = os.environ.get("PADLESS_REQUIRE_SHARED", os.environ.get("CI", ""))
     return required.lower() not in ("", "0", "false", "no")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_log_of_progress() -> Iterator[None]:
+    """However slow the machine is, what a test runs counts as short work and writes no log."""
+    from padless.packer import progress
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "LOG_SECONDS", math.inf)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ def cluster_of(nodes: int) -> Iterator[Cluster]:
         "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_worker_register_timeout_seconds": str(int(PATIENCE)),  # a slow start is no failed one
     }
     with patch.dict(os.environ, settings):
         cluster = Cluster()

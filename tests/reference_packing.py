@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def reference_bfd(
@@ -41,6 +41,39 @@ def _decreasing(
         packs[chosen].append(number)
         room[chosen] -= length
     return packs
+
+
+def reference_lengths(
+    lengths: Sequence[int],
+    max_lengths: Sequence[int],
+    pack: Callable[[list[int], int], list[list[int]]],
+    drawn: Callable[[int], Sequence[int]],
+    sample: float,
+) -> list[list[list[int]]]:
+    """Packs of several lengths, for each length: those above the length below it, and what fits beside them.
+
+    `pack` plans lengths for one length of packs; `drawn` gives the order in which shorter ones are taken.
+    """
+    pool, found = list(range(len(lengths))), []
+    for below, length in reversed([*zip((0, *max_lengths), max_lengths, strict=False)]):
+        long = [n for n in pool if lengths[n] > below]
+        others = [n for n in pool if lengths[n] <= below]
+        chosen = list(long)
+        if long and others:
+            alone = len(pack([lengths[n] for n in long], length))
+            room = alone * length - sum(lengths[n] for n in long)
+            taken = 0
+            for place in drawn(len(others)):
+                taken += lengths[others[place]]
+                if taken > sample * room:
+                    break
+                chosen.append(others[place])
+        chosen.sort()
+        packs = [[chosen[n] for n in one] for one in pack([lengths[n] for n in chosen], length)]
+        packs = [one for one in packs if any(n in long for n in one)]
+        found.append(packs)
+        pool = [n for n in pool if not any(n in one for one in packs)]
+    return found[::-1]
 
 
 def reference_wrapped(lengths: list[int], max_length: int, cap: int) -> list[list[tuple[int, int, int]]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,30 @@ def test_the_fast_backend_is_taken_and_gives_the_reference_ids(name: str, shared
         encoder_ids = [encoder.with_offsets(text, plain=plain)[0] for text in texts]
         assert ids.tolist() == [token for item in encoder_ids for token in item]
         assert np.diff(offsets).tolist() == [len(item) for item in encoder_ids]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("name", "fast"), [("qwen3", True), ("mistral-sp", False)])
+def test_an_encoder_that_travelled_is_the_same_without_its_folder(
+    name: str, fast: bool, shared: Path, tmp_path: Path
+) -> None:
+    loading = take_loading(str(shutil.copytree(shared / "tokenizers" / name, tmp_path / "tokenizer")))
+    encoder = Encoder(loading.files)
+    if fast:
+        encoder.prepare_check(loading, [], [False], at_once=True)
+        encoder.take_fast(loading)
+    sent = pickle.dumps(encoder)
+    texts = ["a sample", "Zeile\r\nzwei", "नमस्ते दुनिया", "<|im_end|></s>"]
+    expected = [[part.tolist() for part in encoder.flat(texts, plain=plain)] for plain in (False, True)]
+    offsets = [encoder.with_offsets(text, plain=True) for text in texts]
+    loading.stop()
+    shutil.rmtree(tmp_path / "tokenizer")
+    found = pickle.loads(sent)
+    assert found.backend == encoder.backend == ("fastokens" if fast else "tokenizers")
+    assert [[part.tolist() for part in found.flat(texts, plain=plain)] for plain in (False, True)] == expected
+    assert [found.with_offsets(text, plain=True) for text in texts] == offsets
+    assert (found.largest_id, found.vocab_size) == (encoder.largest_id, encoder.vocab_size)
+    assert found.files.special_contents == encoder.files.special_contents
 
 
 @pytest.mark.shared

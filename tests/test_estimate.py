@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from building import DEMO, MAX_LENGTH, TOKENIZER, build_arguments, built, demo_rows, pack, write_lines
+from test_report_page import Reader, assert_alone
 
 from padless.packer import estimate, sample
 from padless.packer.report import build_report
@@ -116,8 +117,24 @@ def test_it_fits_a_terminal_and_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     run = pack("estimate", DEMO, *OPTIONS, "--limit", 100)
     assert run.code == 0, run.err
     assert max(map(len, run.out.splitlines())) <= 80
-    assert "of a batch of 8 would be padding" in run.out and "drawn at random" in run.out and "±" in run.out
+    said = " ".join(run.out.split())  # lines are folded where the path of the source has them at their ends
+    assert "of a batch of 8 would be padding" in said and "drawn at random" in said and "±" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_its_page_says_the_same_and_stands_alone(tmp_path: Path) -> None:
+    words = ("estimate", DEMO, *OPTIONS, "--limit", 100, "--json", "--html", tmp_path / "page.html")
+    found = pack(*words).json
+    page = Reader((tmp_path / "page.html").read_text())
+    assert_alone(page)
+    for share in found["padding"].values():
+        error = f" ± {share['error']:.1%}" if share["error"] else ""
+        assert f"{share['value']:.1%}{error}" in page.seen
+    for row in found["plans"]:
+        full = f"{row['max_length']:,} {row['strategy']} {row['utilization']:.1%}"
+        assert full in page.seen
+    assert f"mean {found['tokens_per_sequence']['value']:,.0f} ± " in page.seen
+    assert f"100 of about {found['sources'][0]['of_records']:,} records, drawn at random" in page.seen
 
 
 @pytest.mark.parametrize(

@@ -268,10 +268,8 @@ def weighted(folder: Path, weights: list[list[float]]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("to", EXPORTS)
+@pytest.mark.parametrize("to", READERS)
 def test_weights_go_along_or_are_refused(to: str, tmp_path: Path) -> None:
-    if to == "mds":
-        pytest.importorskip("streaming")
     run = pack(
         *("export", weighted(tmp_path / "packed", [[0, 1, 1], [0, 1, 0.5]]), "--to", to),
         *("--output", tmp_path / "out"),

@@ -297,6 +297,17 @@ def test_a_connection_that_breaks_once_is_made_again(hub: StandIn, tmp_path: Pat
     assert any(part for _, path, part in hub.requests if "/storage/" in path)
 
 
+def test_an_address_names_files_of_the_hub(hub: StandIn, tmp_path: Path) -> None:
+    offer(hub, {"data/a.jsonl": texts(3), "data/b.jsonl": texts(4), "other.jsonl": texts(8), "x.bin": b"x"})
+    address = f"hf://datasets/{NAME}"
+    for path, count in (("/data/*.jsonl", 7), ("@main/data/b.jsonl", 4), ("/data", 7)):
+        found = built(address + path, tmp_path / str(abs(hash(path))))
+        assert found["records"] == count
+    for path in ("/data/c.jsonl", "/x.bin"):
+        run = build(address + path, tmp_path / "none")
+        assert run.code == 2 and f"{address}{path} is" in run.err and "data/a.jsonl" in run.err, run.err
+
+
 # -- tokenizers ----------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """Which part may import which, and what an import may cost.
 
-packer -> runtime's contract and reader; runtime -> kernels; kernels -> torch and triton. A machine
+packer -> runtime's contract, reader and storage; runtime -> kernels; kernels -> torch and triton. A machine
 that trains needs no packer, and one that packs loads no torch. The direction is read from the
 source, the weight is measured in processes of their own.
 """
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("packer", "runtime", "kernels")
 HEAVY = {"ray", "torch", "pandas", "transformers", "datasets", "numba", "scipy"}
-CONTRACT = ("padless.runtime.format", "padless.runtime.reader")
+CONTRACT = ("padless.runtime.format", "padless.runtime.reader", "padless.runtime.storage")
 
 
 def imports(source: str, package: str) -> Iterator[tuple[str, bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import itertools
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,18 @@ def located_own(shared: Path, tokenizer: str) -> ChatTemplate:
     found = located(own, files_of(shared, tokenizer).special_contents)
     assert isinstance(found, LocatedTemplate), own.why_unmarked
     return found
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_a_located_template_that_travelled_renders_the_same(shared: Path, tokenizer: str) -> None:
+    template = located_own(shared, tokenizer)
+    chats = [Chat([user("a question"), answer(f"answer {n}")]) for n in range(4)]
+    template.enable_fast(chats, MARKS)
+    found = pickle.loads(pickle.dumps(template))
+    assert [found.render(chat, MARKS) for chat in chats] == [template.render(chat, MARKS) for chat in chats]
+    assert template.fast is not None and found.fast is not None
+    assert found.render_fast(chats, MARKS) == template.render_fast(chats, MARKS)
 
 
 def located_text(source: str, **variables: str) -> ChatTemplate:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from building import built, demo_rows, pack, write_lines
+from building import TOKENIZER, built, demo_rows, pack, write_lines
 from conftest import ROOT
 from packed import Folder, Seq, count_up, edit_manifest, write_folder
 from test_report_page import NASTY
@@ -90,7 +90,12 @@ def packs(work: Path, _: Path) -> Path:
     return page_of(work / "packs.html", "inspect", work / "packs", "--text", "alert(1)")
 
 
-PAGES: list[Make] = [alpaca, mixed, one_record, all_dropped, markup, two_folders, packs]
+def an_estimate(work: Path, shared: Path) -> Path:
+    source = shared / "data" / "alpaca" / "alpaca_data.json"
+    return page_of(work / "estimate.html", "estimate", source, "--tokenizer", TOKENIZER)
+
+
+PAGES: list[Make] = [an_estimate, alpaca, mixed, one_record, all_dropped, markup, two_folders, packs]
 
 
 @pytest.mark.shared

@@ -187,7 +187,7 @@ def test_objects_of_datasets_and_transformers_are_taken(tmp_path: Path, calls: l
     assert ids(packs) == ids(pack(RECORDS, TOKENIZER, max_length=32, cache=tmp_path))
     rows = packs.to_hf()
     assert [row["input_ids"] for row in rows] == ids(packs)
-    assert sorted(os.listdir(tmp_path)) == ["packs", "records", "tokenizers"]
+    assert sorted(os.listdir(tmp_path)) == ["locks", "packs", "records", "tokenizers"]
 
 
 def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +223,30 @@ def test_wrong_use_is_told(tmp_path: Path, data: Any, options: dict[str, Any], m
 def test_what_is_no_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="int is no tokenizer"):
         pack(RECORDS, 7, max_length=32, cache=tmp_path)
+
+
+@pytest.mark.parametrize("harm", ["missing shard", "cut shard", "cut manifest", "no state.json"])
+def test_a_damaged_folder_of_the_cache_is_packed_anew(tmp_path: Path, calls: list[Any], harm: str) -> None:
+    first = pack(RECORDS, TOKENIZER, max_length=32, cache=tmp_path)
+    wanted = ids(first)
+    shard = next(first.path.glob("shard-*.arrow"))
+    if harm == "missing shard":
+        shard.unlink()
+    elif harm == "cut shard":
+        shard.write_bytes(shard.read_bytes()[:-8])
+    elif harm == "cut manifest":
+        (first.path / "manifest.json").write_bytes((first.path / "manifest.json").read_bytes()[:-20])
+    else:
+        (first.path / "state.json").unlink()
+    again = pack(RECORDS, TOKENIZER, max_length=32, cache=tmp_path)
+    assert len(calls) == 2 and again.path == first.path and ids(again) == wanted
+    assert os.listdir(tmp_path / "packs") == [first.path.name]
+    assert len(again.to_hf()) == len(again)
+
+
+def test_cut_records_of_the_cache_are_written_anew(tmp_path: Path, calls: list[Any]) -> None:
+    pack(RECORDS, TOKENIZER, max_length=32, cache=tmp_path)
+    (kept,) = (tmp_path / "records").iterdir()
+    kept.write_bytes(kept.read_bytes()[:20])
+    pack(RECORDS, TOKENIZER, max_length=32, cache=tmp_path)
+    assert len(calls) == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -312,7 +315,38 @@ def test_what_was_lost_is_done_again_and_the_bytes_are_the_same(
     assert files_of(tmp_path / "out") == local
 
 
-# -- no cluster ---------------------------------------------------------------------------------------
+# -- a cluster of one's own, or none ------------------------------------------------------------------
+
+
+def test_without_an_address_a_cluster_is_started_and_ended(tmp_path: Path) -> None:
+    folder = tempfile.mkdtemp(prefix="ray-")
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "padless.packer.cli", *build_arguments(DEMO, tmp_path / "out", *RAY)],
+            env={**environment, "RAY_TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stderr == "" and "400 records: 400 kept" in run.stdout
+        assert os.listdir(folder), "its sessions would lie here"
+        wait_until(lambda: not processes_with(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    built(DEMO, tmp_path / "local")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "local")
+
+
+def processes_with(word: str) -> list[int]:
+    """Processes that have a word in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if word.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_without_ray_the_way_to_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,9 +367,10 @@ def test_no_cluster_at_the_address_is_told_at_once(tmp_path: Path, monkeypatch: 
     ("options", "said"),
     [
         (("--ray-address", "10.0.0.1:6379"), "--ray-address 10.0.0.1:6379 is for engine ray"),
-        ((*RAY, "--ray-address", "ray://head:10001"), "run the build on a node of the cluster"),
+        ((*RAY, "--ray-address", "ray://head:10001"), "ray://head:10001 is of Ray Client"),
+        ((*RAY, "--ray-address", "head"), "--ray-address head has no port; give HOST:PORT"),
     ],
-    ids=["local engine", "ray client"],
+    ids=["local engine", "ray client", "no port"],
 )
 def test_an_address_that_cannot_be_used_is_told(
     tmp_path: Path, options: tuple[object, ...], said: str

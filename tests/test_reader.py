@@ -116,6 +116,27 @@ def test_arrays_are_read_only_and_mapped_unless_compressed(tmp_path: Path, compr
     assert copied == (compression is not None)
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 100])
+def test_blocks_are_the_packs_in_their_order_and_checked(
+    packed: Path, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("padless.runtime.batch._CHECKED_TOKENS", tokens)
+    reader = PackedReader(packed)
+    names = ("input_ids", "labels", "seq_lengths", "sequence_ids", "num_tokens")
+    for name in names:
+        parts = [batch.flat(name, rows) for batch, rows in reader.blocks()]
+        assert np.concatenate(parts).tolist() == [v for b in reader.batches() for v in b.flat(name).tolist()]
+    lengths = np.concatenate([batch.lengths("seq_lengths", rows) for batch, rows in reader.blocks()])
+    assert lengths.tolist() == [len(pack.seq_lengths) for pack in reader]
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[-1]["input_ids"][-1] = 60_000
+
+    rewrite_shard(packed, 1, change)
+    with pytest.raises(BatchError, match="input_ids reach from"):
+        list(PackedReader(packed).blocks())
+
+
 def test_only_a_few_decompressed_batches_are_kept(tmp_path: Path) -> None:
     packs = [count_up(1000, first=number) for number in range(12)]
     write_folder(tmp_path / "packed", Folder(packs=packs, max_length=1000, compression="zstd"))

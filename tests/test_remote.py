@@ -183,6 +183,17 @@ def test_the_cache_removes_nothing_that_it_did_not_put_there(
     assert len(others) == 1, "the last shard alone, and no locks"
 
 
+def test_parts_that_a_kill_left_long_ago_are_removed(bucket: Any, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    old, new = (cache / f"xxh3-{digit * 32}.part" for digit in "01")
+    for path in (old, new):
+        path.write_text("a piece")
+    os.utime(old, (0, 0))
+    assert PackedReader(URL)[0].num_tokens == 1
+    assert not old.exists()
+    assert new.exists(), "somebody may be writing it"
+
+
 def test_pack_and_streams_of_urls_share_padless_cache(
     packed: Path, bucket: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +263,7 @@ def test_shards_are_read_ahead(packed: Path, bucket: Any, cache: Path) -> None:
     reader = PackedReader(URL)
     reader.read_ahead([0, 1, 2])
     assert reader.remote is not None and reader.remote._ahead is not None
-    reader.remote._ahead[1].shutdown(wait=True)
+    reader.remote._ahead.wait()
     wanted = {shard.checksum.replace(":", "-") for shard in reader.manifest.shards[:3]}
     assert wanted <= {path.name for path in kept(cache)}
     bucket.rm("/bucket/packed", recursive=True)
@@ -310,7 +321,7 @@ def test_what_is_no_folder_or_cannot_be_reached_is_told(packed: Path, bucket: An
         PackedReader("memory://bucket/other")
     with pytest.raises(RemoteError, match="nowhere://packed"):
         PackedReader("nowhere://packed")
-    with pytest.raises(PlanError, match="needs a local folder"):
+    with pytest.raises(PlanError, match="memory://bucket/packed has no plan 'long'"):
         PackedReader(URL, plan="long")
 
 

@@ -78,6 +78,23 @@ def test_alpaca_pads_as_was_measured(shared: Path) -> None:
         assert shares == {size: pytest.approx(share, abs=near) for size, share in wanted.items()}
 
 
+@pytest.mark.shared
+@pytest.mark.parametrize(("template", "padding"), [("alpaca", 0.52), ("chatml", 0.56)])
+def test_packing_ends_what_alpaca_pads(shared: Path, tmp_path: Path, template: str, padding: float) -> None:
+    """Near half of a batch of 8 is padding before; packs are full whatever a batch has of them."""
+    source = shared / "data" / "alpaca" / "alpaca_cleaned_first5000.json"
+    words = ("--tokenizer", shared / "tokenizers" / "qwen3", "--template", template, "--max-length", 2048)
+    run = pack("build", source, *words, "--output", tmp_path / "packed")
+    assert run.code == 0, run.err
+    report = build_report(tmp_path / "packed")
+    assert report["padding"]["random"]["8"] == pytest.approx(padding, abs=0.02)
+    assert report["padding"]["random"]["64"] > 0.65
+    assert report["utilization"] > 0.99
+    text = shown(report)
+    assert f"{report['utilization']:.1%} of a batch is tokens now" in text
+    assert f"{1 - report['padding']['random']['8']:.1%} in batches of 8" in text
+
+
 def test_a_folder_of_splits_asks_for_one(tmp_path: Path) -> None:
     write_splits(tmp_path / "packed", {"train": Folder(packs=[count_up(3)])})
     with pytest.raises(SplitError, match="train"):

@@ -91,6 +91,9 @@ def test_packs_and_tokens(packed: Path, report: dict[str, Any]) -> None:
     assert report["pack_utilization"]["packs"] == tenths
     full = sum(len(one["input_ids"]) == report["max_length"] for one in packs)
     assert report["pack_utilization"]["full"] == full
+    names = ("max_length", "packs", "sequences", "tokens", "utilization")
+    of_one_length = {name: report[name] for name in names}
+    assert report["buckets"] == [of_one_length]
 
 
 def test_a_pack_at_its_marks(packed: Path, report: dict[str, Any]) -> None:
@@ -377,7 +380,7 @@ def test_no_number_goes_unchecked(report: dict[str, Any]) -> None:
         ),
         *("steps", "by_source", "alternatives", "notable", "duplicates", "idle", "model", "records"),
         *("dropped_by_reason", "cut_by_reason", "empty_replies", "bound_packs", "sequences_per_pack"),
-        *("max_seqlen", "lengths_tried"),
+        *("max_seqlen", "lengths_tried", "buckets"),
     }
     given = {"path", "plan", "max_length", "strategy"}
     told_from_those = {"warnings"}

@@ -443,7 +443,7 @@ def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed
     rng = np.random.default_rng(0)
     costs = np.sort(rng.integers(1, 10_000, 1024))[rng.permutation(1024)]
     order = StepOrder(num_packs=1024, group=8, seed=0, shuffle=True, costs=costs)
-    steps = list(order.steps(Position(epoch=0)))
+    steps = list(order.whole_steps(Position(epoch=0)))
     assert sorted(np.concatenate(steps).tolist()) == list(range(1024))
     assert max(np.ptp(costs[step]) for step in steps) < np.ptp(costs) / 4
     # Shuffled: neither the windows nor the steps in them come by cost.

@@ -14,7 +14,7 @@ import pytest
 from building import TOKENIZER, build, pack, sequence_table, sequences_of, write_lines
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from packed import Folder, write_folder
+from packed import Folder, Seq, write_folder
 from test_export import folders
 
 from padless.packer import PackConfig, pack_dataset
@@ -24,7 +24,7 @@ Documents = list[list[int]]
 SOME = [[1, 2, 3], [4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize("to", ["unpacked", "nemo", "olmo-core"])
+@pytest.mark.parametrize("to", ["unpacked", "axolotl", "nemo", "olmo-core"])
 def test_what_is_exported_and_packed_again_is_the_same(
     to: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -216,3 +216,35 @@ def test_packs_from_elsewhere_are_still_no_records(tmp_path: Path) -> None:
         *("--max-length", 8, "--output", tmp_path / "out"),
     )
     assert run.code == 2 and "repack" in run.err
+
+
+@pytest.mark.parametrize("to", ["llamafactory", "automodel", "torchtitan", "torchtune", "parquet"])
+def test_exports_whose_rows_are_packs_are_not_taken_for_sequences(to: str, tmp_path: Path) -> None:
+    packs = [[Seq([1, 2, 3]), Seq([4, 5])], [Seq([6, 7, 8, 9])]]
+    tokens = {"tokenizer.json": (TOKENIZER / "tokenizer.json").read_bytes()}
+    write_folder(tmp_path / "packed", Folder(packs=packs, tokenizer=tokens))
+    export(ExportConfig(folder=str(tmp_path / "packed"), to=to, output=str(tmp_path / "out")))
+    run = build(tmp_path / "out", tmp_path / "again")
+    assert run.code == 2 and not (tmp_path / "again" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"position_ids": [0, 1, 0, 1]}, "position_ids begins anew at place 2"),
+        ({"attention_mask": [1, 1, 2, 2]}, "numbers the sequences of a pack"),
+        ({"attention_mask": [1, 1, 1, 0]}, "the row is filled up"),
+        ({"attention_mask": [0, 1, 1, 1]}, "attention_mask has 0 at place 0"),
+    ],
+)
+def test_rows_of_several_sequences_or_with_padding_are_told(
+    columns: dict[str, list[int]], message: str, tmp_path: Path
+) -> None:
+    run = build(write_lines(tmp_path / "a.jsonl", [{"input_ids": [5, 6, 7, 8], **columns}]), tmp_path / "out")
+    assert run.code == 2 and message in run.err
+
+
+def test_a_mask_of_ones_and_positions_that_only_rise_say_nothing(tmp_path: Path) -> None:
+    row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "position_ids": [0, 1, 2]}
+    assert build(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "out").code == 0
+    assert sequences_of(tmp_path / "out") == {0: ([5, 6, 7], [-100, 6, 7])}

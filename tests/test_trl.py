@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from trainer_proofs import shown
 from transformers import AutoTokenizer, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 from unpacked import tiny_model
@@ -130,3 +131,6 @@ def test_sft_trainer_trains_on_the_folder_with_the_loss_of_the_single_sequences(
     assert len(losses) == 3
     assert losses[0] == pytest.approx(expected, abs=1e-5)
     assert all(math.isfinite(loss) for loss in losses)
+    sequences = sum(len(row["seq_lengths"]) for row in first_rows)
+    apart = {"apart": abs(losses[0] - expected), "mixed": abs(mixed - expected)}
+    shown("trl", "the folder as it is, its `SFTTrainer`", sequences=sequences, **apart)

@@ -30,7 +30,7 @@ from building import (
     write_many,
 )
 from conftest import ROOT
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from padless.packer import durable, write
@@ -168,6 +168,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("can", ["direct", "not open", "not write", "in parts"])
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 40_000), max_size=6))
 def test_a_file_past_the_page_cache_has_the_same_bytes(can: str, sizes: list[int]) -> None:
     """Also where the file system does not open or write it so, or takes a part of what it is given."""
@@ -208,6 +209,19 @@ def test_a_file_that_fails_leaves_nothing(tmp_path: Path) -> None:
         file.write(b"half")
         raise RuntimeError
     assert files_of(tmp_path) == {"data": b"old"}
+
+
+def test_a_full_disk_is_told_past_the_page_cache_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block fails on its thread, while the next one is filled; the file says so before it has a name."""
+    monkeypatch.setattr(durable, "BLOCK", 4096)
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+        with pytest.raises(DiskFullError, match=r"\.data\.tmp could not be written"):
+            with DurableFile(folder, "data", direct=True) as file:
+                monkeypatch.setattr(os, "write", fill_after(9000))
+                file.write(bytes(12_000))
+                file.commit(lambda checksum: "data")
+        monkeypatch.undo()
+        assert files_of(Path(folder)) == {}
 
 
 def test_a_file_replaces_the_one_before_it(tmp_path: Path) -> None:

@@ -31,7 +31,16 @@ sequence_len: ...    # in axolotl.yaml
 sample_packing: true
 ```
 
-Axolotl packs the sequences by itself.""",
+Axolotl packs the sequences by itself. To train on the packs as they are, no export is needed:
+
+```yaml
+plugins:
+  - padless.runtime.trainers.axolotl.PacksPlugin
+datasets:
+  - path: packed     # the folder that pack-dataset wrote
+    type:
+remove_unused_columns: false
+```""",
     further_columns=True,
     write=_write,
 )

@@ -48,9 +48,18 @@ class Job:
     @property
     def max_length(self) -> int:
         """Tokens of the longest pack there may be."""
-        if self.reader.plan is not None:
-            return int(self.reader.plan.facts["max_length"])
-        return int(self.reader.manifest.statistics["max_length"])
+        return self.reader.buckets[-1].max_length
+
+    def width(self) -> int:
+        """The length that all rows are filled up to; notes where shorter packs are among them."""
+        shorter = [bucket for bucket in self.reader.buckets[:-1] if bucket.packs]
+        if shorter:
+            count, lengths = sum(b.packs for b in shorter), " and ".join(f"{b.max_length:,}" for b in shorter)
+            self.notes.append(
+                f"{count:,} packs of {lengths} tokens are filled up to {self.max_length:,}, since all rows "
+                "of this form are of one length; `pack-dataset repack --max-length` with one spares that."
+            )
+        return self.max_length
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
@@ -72,9 +81,12 @@ class Job:
                 return found
         return 0
 
-    def rows(self) -> Iterator[Rows]:
-        """The folder's packs, counted. InputError for what would train differently in this form."""
-        for rows in rows_of(self.reader):
+    def rows(self, *, flat: bool = False) -> Iterator[Rows]:
+        """The folder's packs, counted; `flat`: a little at a time, for files without rows.
+
+        Raises InputError for what would train differently in this form.
+        """
+        for rows in rows_of(self.reader, flat=flat):
             if not self.further_columns:
                 self._check_images(rows)
                 self._check_weights(rows)
@@ -113,9 +125,9 @@ class Job:
         named = ", ".join(f"`{name}`" for name in left)
         return f"left behind, since this form has no place for further columns: {named}."
 
-    def open(self, name: str) -> DurableFile:
-        """A new file, to be kept with `keep`."""
-        return DurableFile(self.folder, name)
+    def open(self, name: str, *, direct: bool = False) -> DurableFile:
+        """A new file, to be kept with `keep`; `direct` for large ones (see DurableFile)."""
+        return DurableFile(self.folder, name, direct=direct)
 
     def keep(self, file: DurableFile, name: str) -> None:
         """The file is complete."""
@@ -167,7 +179,7 @@ class Job:
                         opened, number = None, number + 1
                     if opened is None:
                         self._schema = batch.schema
-                        file = stack.enter_context(self.open(name.format(number)))
+                        file = stack.enter_context(self.open(name.format(number), direct=True))
                         opened = file, start(pa.PythonFile(file, mode="w"), batch.schema)
                     opened[1].write_batch(batch)
             except BaseException:
@@ -189,7 +201,7 @@ class Raw:
 
     def __init__(self, job: Job, name: str) -> None:
         self._job, self._name = job, name
-        self._file = job.open(name)
+        self._file = job.open(name, direct=True)
 
     def __enter__(self) -> Raw:
         return self

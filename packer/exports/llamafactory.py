@@ -15,7 +15,7 @@ from padless.runtime.format import IGNORE_INDEX
 
 
 def _write(job: Job) -> None:
-    width, pad_id = job.max_length, job.pad_id()
+    width, pad_id = job.width(), job.pad_id()
 
     def columns(rows: Rows) -> Mapping[str, pa.Array]:
         return {

@@ -17,14 +17,18 @@ def _write(job: Job) -> None:
         from streaming import MDSWriter
     except ImportError:
         raise InputError(
-            "export --to mds needs mosaicml-streaming: pip install 'padless[export]', or take --to parquet"
+            "export --to mds needs mosaicml-streaming: pip install mosaicml-streaming (best into an "
+            "environment of its own, it asks for old versions of much), or take --to parquet"
         ) from None
     kinds = {
         "input_ids": f"ndarray:{job.id_dtype.name}",
         "labels": "ndarray:int32",
         "seq_lengths": "ndarray:int32",
+        "sequence_ids": "ndarray:int64",
     }
-    with MDSWriter(out=job.folder, columns=kinds, size_limit=job.shard_bytes, exist_ok=True) as writer:
+    # It makes its folder anew; the export's own is the one that is locked.
+    made = os.path.join(job.folder, "mds")
+    with MDSWriter(out=made, columns=kinds, size_limit=job.shard_bytes) as writer:
         for rows in job.rows():
             ends, first = rows.pack_ends.tolist(), 0
             lengths = rows.seq_lengths.astype(np.int32)
@@ -35,17 +39,20 @@ def _write(job: Job) -> None:
                         "input_ids": rows.input_ids[begin:end],
                         "labels": rows.labels[begin:end],
                         "seq_lengths": lengths[first : first + count],
+                        "sequence_ids": rows.sequence_ids[first : first + count],
                     }
                 )
                 first += count
-    for name in sorted(os.listdir(job.folder)):
+    for name in sorted(os.listdir(made)):
         path = os.path.join(job.folder, name)
+        os.rename(os.path.join(made, name), path)
         job.files.append(FileInfo(file=name, bytes=os.path.getsize(path), checksum=checksum_file(path)))
+    os.rmdir(made)
 
 
 TARGET = Target(
     reader="MosaicML streaming",
-    rows="one sample a pack: `input_ids`, `labels` (unshifted), `seq_lengths`, as arrays",
+    rows="one sample a pack: `input_ids`, `labels` (unshifted), `seq_lengths`, `sequence_ids`, as arrays",
     how="""```python
 from streaming import StreamingDataset
 from padless.runtime.collate import collate

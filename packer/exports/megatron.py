@@ -30,7 +30,7 @@ def _write(job: Job) -> None:
         )
     lengths: list[np.ndarray] = []
     with job.raw("packed_text_document.bin") as file:
-        for rows in job.rows():
+        for rows in job.rows(flat=True):
             file.add(rows.input_ids)
             lengths.append(rows.seq_lengths.astype(np.int32))
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int32)

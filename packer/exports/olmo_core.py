@@ -24,14 +24,14 @@ from padless.runtime.format import IGNORE_INDEX
 
 def _write(job: Job) -> None:
     wide = np.dtype(np.uint16 if job.id_dtype == np.uint16 else np.uint32)
-    rows = job.rows()
+    rows = job.rows(flat=True)
     part = 0
     while (first := next(rows, None)) is not None:
         _write_part(job, f"part_{part:05d}", chain([first], rows), wide)
         part += 1
     job.notes.append(
-        f"ids are {wide.name}; sequences that a cut ended carry no end token, and OLMo-core, which finds "
-        "documents by that token, would join them to the next: pass the boundaries of the .csv.gz files."
+        f"ids are {wide.name}; sequences that a cut ended carry no end token, and by default OLMo-core finds "
+        "documents by that token, which would join them to the next: `use_array_if_local=False`."
     )
 
 
@@ -67,9 +67,13 @@ TARGET = Target(
     "raw booleans), `token_ids_part_*.csv.gz` (start, end)",
     how="""```python
 NumpyPackedFSLDatasetConfig(
+    tokenizer=...,
     paths=["{output}/token_ids_part_*.npy"],
     label_mask_paths=["{output}/labels_mask_part_*.npy"],
     expand_glob=True,
+    sequence_length=...,  # of the longest sequence, or more: longer ones are cut
+    use_array_if_local=False,  # boundaries are read from the .csv.gz files, not looked for
+    generate_doc_lengths=True,  # without them documents see each other
 )
 ```
 

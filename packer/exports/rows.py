@@ -33,6 +33,8 @@ class Rows:
     """[T] int32, unshifted."""
     seq_lengths: Array
     """[N] int64."""
+    sequence_ids: Array
+    """[N] int64: each one's line in the sequence table."""
     sequences: Array
     """[P] int64: how many sequences each pack has."""
     extras: dict[str, Array]
@@ -89,11 +91,16 @@ def offsets_of(lengths: Array) -> Array:
     return offsets
 
 
-def rows_of(reader: PackedReader) -> Iterator[Rows]:
-    """The reader's packs in their order, by its plan where it has one, a record batch at a time."""
+def rows_of(reader: PackedReader, *, flat: bool = False) -> Iterator[Rows]:
+    """The reader's packs in their order, by its plan where it has one, a record batch at a time.
+
+    `flat`: no more at a time than a core's own cache holds. Tokens that are only looked at and written come
+    from memory once then, not once for each look.
+    """
     if reader.plan is None:
-        for batch in reader.batches():
-            yield _from_batch(batch)
+        blocks = reader.blocks() if flat else ((batch, slice(None)) for batch in reader.batches())
+        for batch, rows in blocks:
+            yield _from_batch(batch, rows)
         return
     waiting: list[Any] = []
     tokens = 0
@@ -107,13 +114,14 @@ def rows_of(reader: PackedReader) -> Iterator[Rows]:
         yield _from_packs(waiting)
 
 
-def _from_batch(batch: PackBatch) -> Rows:
+def _from_batch(batch: PackBatch, rows: slice) -> Rows:
     return Rows(
-        input_ids=batch.flat("input_ids"),
-        labels=batch.flat_labels(),
-        seq_lengths=batch.flat("seq_lengths").astype(np.int64),
-        sequences=batch.lengths("seq_lengths"),
-        extras={name: batch.flat(name) for name in batch.extra_levels},
+        input_ids=batch.flat("input_ids", rows),
+        labels=batch.flat_labels(rows),
+        seq_lengths=batch.flat("seq_lengths", rows).astype(np.int64),
+        sequence_ids=batch.flat("sequence_ids", rows),
+        sequences=batch.lengths("seq_lengths", rows),
+        extras={name: batch.flat(name, rows) for name in batch.extra_levels},
         levels=batch.extra_levels,
     )
 
@@ -124,6 +132,7 @@ def _from_packs(packs: list[Any]) -> Rows:
         input_ids=np.concatenate([pack.input_ids for pack in packs]),
         labels=np.concatenate([pack.labels for pack in packs]),
         seq_lengths=np.concatenate([pack.seq_lengths for pack in packs]).astype(np.int64),
+        sequence_ids=np.concatenate([pack.sequence_ids for pack in packs]),
         sequences=np.array([len(pack.seq_lengths) for pack in packs], dtype=np.int64),
         extras={
             name: np.array([pack.extras[name] for pack in packs])

@@ -14,7 +14,7 @@ from padless.packer.exports.target import Target
 
 
 def _write(job: Job) -> None:
-    width, pad_id = job.max_length, job.pad_id()
+    width, pad_id = job.width(), job.pad_id()
 
     def columns(rows: Rows) -> Mapping[str, pa.Array]:
         ids, labels, positions = shifted(rows, width, pad_id)

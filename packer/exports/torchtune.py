@@ -13,7 +13,7 @@ from padless.packer.exports.target import Target
 
 
 def _write(job: Job) -> None:
-    width, pad_id = job.max_length, job.pad_id()
+    width, pad_id = job.width(), job.pad_id()
 
     def columns(rows: Rows) -> Mapping[str, pa.Array]:
         ids, labels, positions = shifted(rows, width, pad_id)
@@ -34,7 +34,7 @@ dataset:
   packed: True
 ```
 
-Labels are shifted as torchtune's own data sets shift them since its recipes stopped doing it; older
-recipes would shift a second time.""",
+The stored labels are of the next token; the component gives them as the installed torchtune wants them, whose
+recipes up to 0.6 shift labels themselves.""",
     write=_write,
 )

@@ -24,9 +24,30 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
             "seq_lengths says that it is a pack of several sequences: pack-dataset repack DIR packs a packed "
             "folder again; from elsewhere, give one record for each sequence"
         )
+    _check_one_sequence(row)
     found = _with_labels(row, columns)
     name = columns.find(row, "loss_weight")
     return found if name is None or row[name] is None else _weighed(found, row[name], name)
+
+
+def _check_one_sequence(row: Mapping[str, Any]) -> None:
+    """See that the row is no pack and not filled up, by what trainers' rows have beside their ids.
+
+    Taken for one sequence, a pack would train on tokens of strangers, and padding on nothing at all.
+    """
+    positions, mask = row.get("position_ids"), row.get("attention_mask")
+    if isinstance(positions, list) and 0 in positions[1:]:
+        raise RecordError(
+            f"position_ids begins anew at place {positions.index(0, 1)}: the row is a pack of several "
+            "sequences, or filled up. Give one record for each sequence, with its tokens alone"
+        )
+    if isinstance(mask, list) and mask.count(1) != len(mask):
+        place, other = next((place, value) for place, value in enumerate(mask) if value != 1)
+        what = "it numbers the sequences of a pack" if other else "the row is filled up"
+        raise RecordError(
+            f"attention_mask has {other} at place {place}: {what}. Give one record for each sequence, with "
+            "its tokens alone"
+        )
 
 
 def _weighed(tokens: Tokens, weights: Any, name: str) -> Tokens:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from padless.packer.errors import InputError
+from padless.runtime.storage import Stamp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ class Records:
 
 @dataclass(kw_only=True)
 class SourceFile:
-    """One input: a local file, a file on the Hub, or a data set handed over as an object.
+    """One input: a local file, one on the Hub or behind a URL, or a data set handed over as an object.
 
     Bytes, checksum and chunks are known once the walk has passed it; a file on the Hub comes with the first
     two.
@@ -83,7 +84,9 @@ class SourceFile:
     split: str = ""
     """The folder of splits that its records go to; "" where all go to one, or each by its content."""
     revision: str | None = None
-    """The Hub's commit that it is read at; None: not from the Hub."""
+    """The Hub's commit that it is read at, or a URL's mark of its content; None: neither."""
+    stamp: Stamp | None = None
+    """What a URL's store says of it; None: not behind a URL of that sort."""
     data: Any = None
     """The object of the `datasets` library whose rows these are."""
     size: int = 0
@@ -92,6 +95,11 @@ class SourceFile:
     checksum: str = ""
     """"xxh3:" and 32 hex digits over the raw (compressed) bytes."""
     chunks: int = 0
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether the Hub tells its bytes and checksum beforehand."""
+        return self.revision is not None and self.stamp is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -125,7 +125,7 @@ def _batches(stream: ByteStream | RowStream, chunk_bytes: int) -> Iterator[Any]:
     if isinstance(stream, RowStream):
         yield from stream.batches()
         return
-    remote = _RemoteReads(stream.path) if stream.is_remote else None
+    remote = _RemoteReads(stream.path) if stream.is_on_hub else None
     head = remote.head(len(ARROW_FILE_MAGIC)) if remote else stream.peek(len(ARROW_FILE_MAGIC))
     if head.startswith(PARQUET_MAGIC):
         import pyarrow.parquet as pq
@@ -133,13 +133,13 @@ def _batches(stream: ByteStream | RowStream, chunk_bytes: int) -> Iterator[Any]:
         # Buffered and without prefetching, memory stays at some pages a column. From the Hub a row group
         # is fetched at once, in a few large requests.
         how = {"pre_buffer": True} if remote else {"pre_buffer": False, "buffer_size": 1 << 20}
-        with pq.ParquetFile(remote or stream.path, **how) as table:
+        with pq.ParquetFile(remote or stream.seekable_path(), **how) as table:
             groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
             size = sum(group.total_byte_size for group in groups)
             rows = table.metadata.num_rows * chunk_bytes // max(1, size)
             yield from table.iter_batches(batch_size=max(1, min(MAX_ROWS, rows)))
         return
-    yield from map(checked, arrow_batches(remote or stream.path, head))
+    yield from map(checked, arrow_batches(remote or stream.seekable_path(), head))
 
 
 class _RemoteReads:

@@ -21,6 +21,7 @@ from padless.packer.sources.chunks import (
     chunk_data,
 )
 from padless.packer.sources.stream import ByteStream
+from padless.packer.sources.urls import plain_name
 
 # The module refuses fields above 131,072 characters, which a document in a cell easily has.
 FIELD_CHARACTERS = 2**31 - 1
@@ -34,7 +35,8 @@ def cut(stream: ByteStream, options: CutOptions) -> Iterator[Piece]:
     import csv
 
     csv.field_size_limit(FIELD_CHARACTERS)
-    name = os.path.splitext(stream.path)[0] if stream.compression else stream.path
+    name = plain_name(stream.path)
+    name = os.path.splitext(name)[0] if stream.compression else name
     delimiter = "\t" if name.lower().endswith(".tsv") else ","
     start = stream.offset
     taken: list[bytes] = []

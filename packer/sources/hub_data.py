@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from padless.packer.errors import InputError
 from padless.packer.hub import PREFIX, hub_api, refuse
@@ -35,12 +36,7 @@ def hub_files(
     `kind_of` gives a file name's kind (None: not read) and compression. Raises InputError where the Hub
     does not let us, and where there is no such subset or split.
     """
-    try:
-        info = hub_api().dataset_info(name, revision=revision, files_metadata=True)
-    except Exception as error:
-        what = f"the data set {name}" + (f" at revision {revision}" if revision else "")
-        page, download = f"https://huggingface.co/datasets/{name}", f"hf download --repo-type dataset {name}"
-        refuse(error, what, page, download)
+    info = _listing(name, revision)
     siblings = {item.rfilename: item for item in info.siblings or ()}
     known = [path for path in sorted(siblings) if kind_of(path)[0] and path.split("/")[-1] not in _ABOUT]
     readable = [path for path in known if not any(part.startswith(".") for part in path.split("/"))]
@@ -54,24 +50,64 @@ def hub_files(
         )
     subset = _subset(name, subsets, configs, subset)
     chosen = choose_splits(subsets[subset], split, f"{name}, subset {subset}", is_eval)
-    files = []
-    for part, path in [(each, path) for each in chosen for path in subsets[subset][each]]:
-        kind, compression = kind_of(path)
-        item = siblings[path]
-        files.append(
-            SourceFile(
-                path=f"{PREFIX}datasets/{name}@{info.sha}/{path}",
-                name=f"{PREFIX}datasets/{name}/{path}",
-                kind=kind or "",
-                split=part,
-                compression=compression,
-                revision=info.sha,
-                bytes=item.size or 0,
-                size=item.size or 0,
-                checksum=f"sha256:{item.lfs.sha256}" if item.lfs else f"git-sha1:{item.blob_id}",
-            )
+    return [
+        _source(name, info.sha, siblings[path], kind_of, part)
+        for part in chosen
+        for path in subsets[subset][part]
+    ]
+
+
+def hub_paths(url: str, kind_of: Kind) -> list[SourceFile]:
+    """The files that hf://datasets/ORG/NAME@REVISION/PATH names: one, or by a pattern or a folder.
+
+    Without a path it is as ORG/NAME. Raises InputError as `hub_files` does.
+    """
+    from fsspec.utils import glob_translate
+
+    found = re.fullmatch(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", url)
+    if found is None:
+        raise InputError(
+            f"{url} is no address of data on the Hub: hf://datasets/ORG/NAME@REVISION/PATH is one"
         )
-    return files
+    name, revision, path = found[1], found[2] and unquote(found[2]), (found[3] or "").strip("/")
+    if not path:
+        return hub_files(name, kind_of, split=None, subset=None, revision=revision, is_eval=False)
+    info = _listing(name, revision)
+    siblings = {item.rfilename: item for item in info.siblings or ()}
+    matches = re.compile(glob_translate(path)).fullmatch
+    chosen = [one for one in sorted(siblings) if one == path or matches(one)]
+    chosen = chosen or [one for one in sorted(siblings) if one.startswith(f"{path}/") and kind_of(one)[0]]
+    unknown = next((one for one in chosen if kind_of(one)[0] is None), None)
+    if unknown is not None or not chosen:
+        listed = ", ".join(sorted(siblings)[:8]) or "no file at all"
+        why = f"is no file that padless reads ({unknown})" if unknown else "is not there"
+        raise InputError(f"{url} {why}; {name} has {listed}")
+    return [_source(name, info.sha, siblings[one], kind_of, "") for one in chosen]
+
+
+def _listing(name: str, revision: str | None) -> Any:
+    """What the Hub says of a data set and of its files; raises InputError."""
+    try:
+        return hub_api().dataset_info(name, revision=revision, files_metadata=True)
+    except Exception as error:
+        what = f"the data set {name}" + (f" at revision {revision}" if revision else "")
+        page, download = f"https://huggingface.co/datasets/{name}", f"hf download --repo-type dataset {name}"
+        refuse(error, what, page, download)
+
+
+def _source(name: str, commit: str, item: Any, kind_of: Kind, split: str) -> SourceFile:
+    kind, compression = kind_of(item.rfilename)
+    return SourceFile(
+        path=f"{PREFIX}datasets/{name}@{commit}/{item.rfilename}",
+        name=f"{PREFIX}datasets/{name}/{item.rfilename}",
+        kind=kind or "",
+        split=split,
+        compression=compression,
+        revision=commit,
+        bytes=item.size or 0,
+        size=item.size or 0,
+        checksum=f"sha256:{item.lfs.sha256}" if item.lfs else f"git-sha1:{item.blob_id}",
+    )
 
 
 def _subset(name: str, subsets: Mapping[str, Splits], configs: Iterable[Any], subset: str | None) -> str:

@@ -1,4 +1,4 @@
-"""From what the user gave (files, globs, folders, Hub ids, objects) to the list of source files.
+"""From what the user gave (files, globs, folders, URLs, Hub ids, objects) to the list of source files.
 
 The list is sorted within each argument and says by names alone what every file is, so that a wrong
 path or a stray file is told in milliseconds, before anything is loaded.
@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from padless.packer.errors import InputError
-from padless.packer.hub import is_hub_id
+from padless.packer.hub import PREFIX, is_hub_id
 from padless.packer.sources.chunks import SourceFile
-from padless.packer.sources.hub_data import hub_files
+from padless.packer.sources.hub_data import hub_files, hub_paths
 from padless.packer.sources.objects import is_dataset, object_files
 from padless.packer.sources.packed import is_packed, refuse_packed, refuse_packed_below
 from padless.packer.sources.saved import is_saved, saved_files
 from padless.packer.sources.splits import TRAIN, VALIDATION, are_several
 from padless.packer.sources.text import begins_record
 from padless.packer.sources.token_files import EXTENSIONS, companions, is_tokens, size_with_companions
+from padless.packer.sources.urls import url_files
+from padless.runtime.storage import is_url
 
 KINDS = {
     ".json": "json",
@@ -92,7 +94,7 @@ def resolve_sources(
         )
     seen: dict[Any, str] = {}
     for file in files:
-        key: Any = file.path if file.revision else os.path.realpath(file.path)
+        key: Any = file.path if is_url(file.path) else os.path.realpath(file.path)
         if file.data is not None:
             key = id(file.data)
         if key in seen:
@@ -114,6 +116,13 @@ def _files(spec: Any, number: int, choice: Choice, is_eval: bool, taken: set[str
         if isinstance(spec, dict):
             taken.add("split")
         yield from object_files(spec, number, choice.split, is_eval=is_eval)
+        return
+    spec = spec.removeprefix("file://")
+    if spec.startswith(PREFIX):
+        yield from hub_paths(spec, _kind_of_data)
+        return
+    if is_url(spec):
+        yield from url_files(spec, _kind, _kind_of_data)
         return
     if _is_on_hub(spec):
         taken.update(("split", "subset", "revision"))

@@ -11,13 +11,15 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import xxhash
 
 from padless.packer.errors import InputError, SourceLostError
 from padless.packer.hub import PREFIX, lost, open_stream
 from padless.packer.sources.chunks import Piece
+from padless.packer.sources.urls import UrlFile, keep_nameless
+from padless.runtime.storage import is_url
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -94,9 +96,11 @@ class ByteStream:
         """Of the next byte, in the decompressed stream."""
         self.line = 1
         """1-based line of the first byte that is not skipped."""
-        self.is_remote = path.startswith(PREFIX)
-        self._raw: HashedFile | RemoteFile = RemoteFile(path) if self.is_remote else HashedFile(path)
+        self.is_on_hub = path.startswith(PREFIX)
+        self.is_remote = is_url(path)
+        self._raw = _raw(path)
         self._decoded = _decoder(self._raw, compression)
+        self._copy: IO[bytes] | None = None
         self._ahead = b""
 
     def __enter__(self) -> ByteStream:
@@ -110,6 +114,8 @@ class ByteStream:
     ) -> None:
         self._decoded.close()
         self._raw.close()
+        if self._copy is not None:
+            self._copy.close()
 
     def read(self, size: int) -> bytes:
         """Exactly `size` bytes, fewer only at the end.
@@ -169,9 +175,20 @@ class ByteStream:
         """The payload of a piece: the data where it is handed over."""
         return data if self.hands_over else None
 
+    def seekable_path(self) -> str:
+        """A path of the whole file for who reads anywhere in it; all behind a URL comes first.
+
+        Raises as reading does, and DiskFullError.
+        """
+        if not self.is_remote:
+            return self.path
+        if self._copy is None:
+            self._copy = keep_nameless(self.read, self.path)
+        return f"/dev/fd/{self._copy.fileno()}"
+
     def finish(self) -> tuple[int, str]:
-        """Read what is left; returns the raw file's bytes and checksum (of a local file)."""
-        assert isinstance(self._raw, HashedFile), "the Hub's checksums are known beforehand"
+        """Read what is left; returns the raw file's bytes and checksum, which the Hub knows beforehand."""
+        assert not isinstance(self._raw, RemoteFile)
         while self._raw.read(READ_BYTES):
             pass
         return self._raw.size, f"xxh3:{self._raw.hash.hexdigest()}"
@@ -243,7 +260,13 @@ def cut_blocks(
         start += cut
 
 
-def _decoder(raw: HashedFile | RemoteFile, compression: str | None) -> BinaryIO:
+def _raw(path: str) -> HashedFile | RemoteFile | UrlFile:
+    if path.startswith(PREFIX):
+        return RemoteFile(path)
+    return UrlFile(path) if is_url(path) else HashedFile(path)
+
+
+def _decoder(raw: HashedFile | RemoteFile | UrlFile, compression: str | None) -> BinaryIO:
     decoded: Any = raw
     if compression == "gzip":
         import gzip

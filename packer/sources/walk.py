@@ -15,6 +15,7 @@ from padless.packer.sources.json_text import sniff
 from padless.packer.sources.objects import RowStream
 from padless.packer.sources.stream import ByteStream
 from padless.packer.sources.token_files import TokenStream
+from padless.packer.sources.urls import check_unchanged
 
 READERS: dict[str, Reader] = {
     "json_array": Reader(cut=json_array.cut, read=json_array.read),
@@ -63,8 +64,10 @@ def walk(
                     args=piece.args,
                 )
                 index += 1
-            if file.revision is None:
+            if not file.is_on_hub:
                 file.bytes, file.checksum = stream.finish()
+                if file.stamp is not None:
+                    check_unchanged(file)
             elif isinstance(stream, ByteStream) and file.kind != "parquet":
                 stream.check_size(file.bytes)
         file.chunks = index - first
@@ -85,7 +88,7 @@ def _open(file: SourceFile) -> ByteStream | RowStream | TokenStream:
 
 def digest(file: SourceFile) -> tuple[int, str]:
     """Bytes and checksum of a source as it is now, as the walk gives them."""
-    if file.revision is not None:
+    if file.is_on_hub:
         return file.bytes, file.checksum
     with _open(file) as stream:
         if isinstance(stream, RowStream):

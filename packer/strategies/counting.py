@@ -23,6 +23,10 @@ from padless.packer.plan import (
     shuffle_packs,
 )
 
+_PLACED = 1 << 18
+"""Sequences placed at a time: packs that follow each other lie apart in a drawn order, and more of them in
+the caches at once cost less than smaller temporaries save."""
+
 # rank of the first sequence, sequences per pack, first pack, sequences already in each pack
 Event = tuple[int, int, int, int]
 # first pack, number of packs, sequences in each
@@ -46,7 +50,7 @@ def plan_of_events(
         begins = np.cumsum(each, out=offsets[1:]) - each
     else:
         moved = drawn_order(len(each), shuffle)
-        np.cumsum(each[moved], out=offsets[1:])
+        np.cumsum(each.take(moved), out=offsets[1:])
         begins = np.empty(len(each), np.int64)
         begins[moved] = offsets[:-1]
     return PackPlan(_place(events, begins, longest_first(lengths, *length_counts(lengths))), offsets)
@@ -128,12 +132,12 @@ def _place(events: list[Event], begins: NDArray[np.int64], by_length: Integers) 
     order = np.empty_like(by_length)
     table = np.array(events, by_length.dtype).reshape(-1, 4)
     ranks = np.ascontiguousarray(table[:, 0])
-    for begin in range(0, len(by_length), BLOCK):
-        end = min(begin + BLOCK, len(by_length))
+    for begin in range(0, len(by_length), _PLACED):
+        end = min(begin + _PLACED, len(by_length))
         here = slice(*np.searchsorted(ranks, (begin, end - 1), side="right") - (1, 0))
         shares = np.diff(np.clip(np.append(ranks[here], end), begin, None))
         rank, each, first, size = np.repeat(table[here], shares, axis=0).T
         within = np.arange(begin, end, dtype=table.dtype) - rank
         pack = within // each
-        order[begins[first + pack] + (size + within - pack * each)] = by_length[begin:end]
+        order[begins.take(first + pack) + (size + within - pack * each)] = by_length[begin:end]
     return order

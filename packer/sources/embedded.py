@@ -16,7 +16,6 @@ import numpy as np
 
 from padless.packer.arrow_lists import flat_array
 from padless.packer.formats.examples import RecordError
-from padless.packer.image_rule import image_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,6 +72,8 @@ def _sizes(column: pa.Array) -> pa.Array:
 
 
 def _each(held: Any) -> Iterator[tuple[int, int]]:
+    from padless.packer.image_rule import image_size  # which comes to the sources by the record formats
+
     for one in held:
         if not one.is_valid:
             yield OUTSIDE, OUTSIDE

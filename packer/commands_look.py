@@ -221,7 +221,7 @@ def export(
 
 
 def push(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
     repository: Annotated[str, Argument(metavar="ORG/NAME", help="A data set on the Hub; made where new.")],
     private: Annotated[bool, Option("--private", help="Make a new one private.")] = False,
     revision: Annotated[str | None, Option(help="The branch to commit to; made where new.")] = None,

@@ -14,6 +14,7 @@ from padless.packer.errors import InputError
 from padless.packer.extra_columns import PICTURES, VERDICTS, WEIGHTS
 from padless.runtime.format import ColumnInfo, Manifest, SplitsManifest, load_manifest, read_manifest
 from padless.runtime.reader import column_to_numpy
+from padless.runtime.storage import is_url
 
 PLANNING = (
     *("max_length", "strategy", "eval_strategy", "overflow", "max_sequences_per_pack", "align"),
@@ -57,6 +58,8 @@ def splits_of(folder: str) -> dict[str, Manifest]:
 
     Raises InputError for a folder that cannot be repacked, and what opening one raises.
     """
+    if is_url(folder):
+        raise InputError(f"repack reads folders, and {folder} is a URL: copy it here")
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest):
         found = {name: read_manifest(folder, name) for name in manifest.names}

@@ -136,6 +136,17 @@ def test_patterns_and_folders_name_files_in_the_order_of_their_names(
     assert packs_of(tmp_path / "remote") == packs_of(tmp_path / "local")
 
 
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(s3: S3, tmp_path: Path) -> None:
+    """A path that exists goes before a pattern, on this machine too."""
+    write_lines(tmp_path / "data" / "part[1].jsonl", ROWS[:10])
+    write_lines(tmp_path / "data" / "part1.jsonl", ROWS[10:30])
+    s3.upload(tmp_path / "data", "brackets")
+    for number, (name, records) in enumerate((("part[1].jsonl", 10), ("part[1]*", 20))):
+        for place in ("s3://bucket/brackets", tmp_path / "data"):
+            found = built(f"{place}/{name}", tmp_path / f"{number}-{'data' in str(place)}")
+            assert found["records"] == records
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_files_behind_http_pack_like_local_copies(ranges: bool, tmp_path: Path) -> None:
     for form in ("jsonl", "parquet"):

@@ -43,6 +43,12 @@ def test_all_records_give_what_the_build_gives(tmp_path: Path) -> None:
     assert tried["none", MAX_LENGTH]["packs"] == report["sequences"]
 
 
+def test_no_sample_is_so_small_that_it_looks_sure() -> None:
+    found = pack("estimate", DEMO, *OPTIONS, "--limit", 1, "--json").json
+    assert found["records"] == 2
+    assert found["tokens_per_sequence"]["error"] > 0
+
+
 def test_a_sample_says_how_sure_it_is() -> None:
     whole = pack("estimate", DEMO, *OPTIONS, "--json").json
     some = pack("estimate", DEMO, *OPTIONS, "--limit", 150, "--json").json

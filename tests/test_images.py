@@ -415,6 +415,21 @@ def test_an_estimate_measures_the_images_where_the_records_lie(tmp_path: Path) -
     assert run.json["tokens_per_sequence"]["value"] == len(HEAD + see(20) + TAIL + ANSWER)
 
 
+@pytest.mark.parametrize("sources", [("*/rows.jsonl",), ("a/rows.jsonl", "b/rows.jsonl")])
+def test_an_estimate_finds_the_images_of_each_file_beside_it(tmp_path: Path, sources: tuple[str, ...]) -> None:
+    for folder, size in (("a", (140, 112)), ("b", (56, 56))):
+        picture(tmp_path / folder / "x.png", *size)
+        rows = [asks("<image>", "w20", images=["x.png"]), asks("w21", "w20")] * 5
+        write_lines(tmp_path / folder / "rows.jsonl", rows)
+    paths = [tmp_path / source for source in sources]
+    options = ("--tokenizer", vision_tokenizer(tmp_path / "tokenizer"), "--max-length", 64, "--json")
+    run = pack("estimate", *paths, *options)
+    assert run.code == 0, run.err
+    assert [source["dropped"] for source in run.json["sources"]] == [0] * len(sources)
+    built = pack("build", *paths, *options, "--output", tmp_path / "packed")
+    assert (run.json["sequences"], run.json["tokens"]) == (20, built.json["tokens"])
+
+
 def test_a_build_without_images_loads_no_library_for_them(tmp_path: Path) -> None:
     tokenizer = vision_tokenizer(tmp_path / "tokenizer")
     source = write_lines(tmp_path / "rows.jsonl", [asks("w10", "w20")])

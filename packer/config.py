@@ -88,8 +88,8 @@ class PackConfig:
     template_args: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     """Variables for the chat template."""
     image_root: str | tuple[str, ...] | None = None
-    """Folder or URL where relative paths of images begin; None: where the record's file lies. `estimate` gives a
-    tuple, one for each of its files."""
+    """Folder or URL where relative paths of images begin; None: where the record's file lies. A tuple, from
+    `estimate`, has one for each of its files."""
     system: str | None = None
     """A system turn put before chats that have none."""
     train_on: str = "auto"

@@ -148,7 +148,7 @@ def _tokenized(config: PackConfig, samples: Sequence[Sample]) -> list[Part]:
 
 
 def _by_folder(config: PackConfig, sample: Sample, lines: list[bytes]) -> list[tuple[str, list[int]]]:
-    """A sample's rows by the folder of their files, where paths of images begin; all at once without such paths."""
+    """A sample's rows by the folders of their files, where paths of images begin; all in one without such."""
     named = config.columns.get("images", "image").encode()
     if config.image_root is not None or not any(named in line or b"image" in line for line in lines):
         return [("", list(range(len(lines))))]

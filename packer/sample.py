@@ -91,7 +91,7 @@ def _some(
     of_blocks: int,
     how: str = "random",
 ) -> Sample:
-    """`wanted` of the rows of `blocks`, which are that many of `of_blocks`; `paths`: the file of each block."""
+    """`wanted` of the rows of `blocks`, which are that many of `of_blocks`; `paths`: the blocks' files."""
     rows = [row for block in blocks for row in block]
     block_of = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     is_whole = len(blocks) == of_blocks and how == "random"

@@ -416,7 +416,9 @@ def test_an_estimate_measures_the_images_where_the_records_lie(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("sources", [("*/rows.jsonl",), ("a/rows.jsonl", "b/rows.jsonl")])
-def test_an_estimate_finds_the_images_of_each_file_beside_it(tmp_path: Path, sources: tuple[str, ...]) -> None:
+def test_an_estimate_finds_the_images_of_each_file_beside_it(
+    tmp_path: Path, sources: tuple[str, ...]
+) -> None:
     for folder, size in (("a", (140, 112)), ("b", (56, 56))):
         picture(tmp_path / folder / "x.png", *size)
         rows = [asks("<image>", "w20", images=["x.png"]), asks("w21", "w20")] * 5

@@ -187,7 +187,8 @@ def _plans(config: PackConfig, now: Population, again: list[Population]) -> list
     choices = choices_around(config.strategy, config.longest, config.align)
     found = []
     for choice in choices:
-        rows = [row for some in (now, *again) if (row := _plan(config, some, choice))]
+        populations = (now, *again)
+        rows = [row for one in populations if (row := _plan(config, one, choice, is_sample=bool(again)))]
         if len(rows) <= len(again):  # hardly a sequence is so short
             continue
         row, *others = rows
@@ -201,16 +202,20 @@ def _plans(config: PackConfig, now: Population, again: list[Population]) -> list
                 "sequences_per_pack_error": error_of([other["sequences_per_pack"] for other in others]),
                 "too_long": row["too_long"],
                 "too_long_error": error_of([other["too_long"] for other in others]),
-                "packs": round(row["packs"]),
+                "packs": max(1, round(row["packs"])),
                 "packs_error": error_of([other["packs"] for other in others]),
             }
         )
     return found
 
 
-def _plan(config: PackConfig, some: Population, choice: tuple[str, int]) -> dict[str, Any] | None:
+def _plan(
+    config: PackConfig, some: Population, choice: tuple[str, int], *, is_sample: bool
+) -> dict[str, Any] | None:
     """One strategy and length; packs are those of all sources."""
-    lengths = np.tile(some.lengths, -(-_FOR_PLANS // len(some.lengths)))  # a half-filled pack is no matter
+    lengths = some.lengths
+    if is_sample:  # of what stands for more, a half-filled pack is no matter
+        lengths = np.tile(lengths, -(-_FOR_PLANS // len(lengths)))
     cap, align = config.max_sequences_per_pack, config.align
     rows = try_plans(lengths, [choice], max_sequences_per_pack=cap, align=align)
     if not rows:

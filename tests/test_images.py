@@ -500,6 +500,36 @@ def test_repack_keeps_the_images_with_their_sequences(tmp_path: Path) -> None:
     assert run.code == 2 and not (tmp_path / "wrapped").exists()
 
 
+def test_folders_with_and_without_images_go_together_and_keep_the_rule(tmp_path: Path) -> None:
+    picture(tmp_path / "x.png", 140, 112)
+    write_lines(tmp_path / "seen.jsonl", [asks("<image>", "w20", images=["x.png"])])
+    write_lines(tmp_path / "said.jsonl", [asks("w21", "w20")])
+    blind = vision_tokenizer(tmp_path / "blind", processor=None)
+    sharp = vision_tokenizer(tmp_path / "sharp", processor={**QWEN25, "max_pixels": 4 * 28 * 28})
+    sees = vision_tokenizer(tmp_path / "sees")
+    for name, source, tokenizer in (("a", "said", blind), ("b", "seen", sees), ("c", "seen", sharp)):
+        options = ("--tokenizer", tokenizer, "--max-length", 64, "--output", tmp_path / name)
+        assert pack("build", tmp_path / f"{source}.jsonl", *options).code == 0
+    both, again = tmp_path / "both", tmp_path / "again"
+    assert pack("repack", tmp_path / "a", tmp_path / "b", "--output", both).code == 0
+    rule = PackedReader(tmp_path / "b").manifest.options["image_rule"]
+    assert PackedReader(both).manifest.options["image_rule"] == rule
+    assert pack("verify", both).code == 0
+    assert pack("repack", both, tmp_path / "b", "--output", again).code == 0
+    other = pack("repack", *(tmp_path / name for name in "abc"), "--output", tmp_path / "none")
+    assert other.code == 2 and "was built with the image rule" in other.err
+
+
+def test_a_trainer_without_eyes_is_not_tried_on_images(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    picture(tmp_path / "x.png", 140, 112)
+    rows = write_lines(tmp_path / "rows.jsonl", [asks("<image>", "w20", images=["x.png"])] * 2)
+    options = ("--tokenizer", vision_tokenizer(tmp_path / "tokenizer"), "--max-length", 64)
+    assert pack("build", rows, *options, "--output", tmp_path / "packed").code == 0
+    run = pack("verify", tmp_path / "packed", "--trainer", "hf")
+    assert run.code == 2 and "has images" in run.err
+
+
 def test_inspect_writes_a_placeholder_once_for_each_image(tmp_path: Path) -> None:
     names = pictures(tmp_path, (56, 84))
     packed(tmp_path, [asks("<image> w10", "w20", images=names)])

@@ -566,9 +566,10 @@ def test_exports_keep_the_images_or_refuse(tmp_path: Path) -> None:
     assert sorted(map(len, told)) == sorted(
         len(text) for one in PackedReader(tmp_path / "packed") for text in one.extras["images"]
     )
-    run = pack("export", tmp_path / "packed", "--to", "llamafactory", "--output", tmp_path / "other")
-    assert run.code == 2 and "has images" in run.err
-    assert not (tmp_path / "other").exists()
+    for to in ("llamafactory", "axolotl"):
+        run = pack("export", tmp_path / "packed", "--to", to, "--output", tmp_path / "other")
+        assert run.code == 2 and "has images" in run.err
+        assert not (tmp_path / "other").exists()
 
 
 def test_a_program_gives_the_folder_of_the_images(tmp_path: Path) -> None:

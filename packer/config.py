@@ -87,8 +87,9 @@ class PackConfig:
     """A file, or the name of a built-in template; None: the tokenizer's own."""
     template_args: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     """Variables for the chat template."""
-    image_root: str | None = None
-    """Folder or URL where relative paths of images begin; None: where the record's file lies."""
+    image_root: str | tuple[str, ...] | None = None
+    """Folder or URL where relative paths of images begin; None: where the record's file lies. A tuple, from
+    `estimate`, has one for each of its files."""
     system: str | None = None
     """A system turn put before chats that have none."""
     train_on: str = "auto"
@@ -151,6 +152,8 @@ class PackConfig:
             self._instance(name, str, "text")
         object.__setattr__(self, "output", self.output.removeprefix("file://"))
         for name in ("template", "system", "split", "subset", "revision", "image_root"):
+            if name == "image_root" and isinstance(self.image_root, tuple):
+                continue
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
         for name in ("allow_special", "expand_turns", "homogeneous", "force"):

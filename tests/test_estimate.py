@@ -37,10 +37,16 @@ def test_all_records_give_what_the_build_gives(tmp_path: Path) -> None:
     for row in report["alternatives"]:
         plan = tried[row["strategy"], row["max_length"]]
         assert plan["too_long"] == pytest.approx(row["too_long"] / report["sequences"])
-        assert plan["utilization_error"] == 0
-    assert tried["spread", MAX_LENGTH]["utilization"] > 0.99
+        assert (plan["utilization"], plan["utilization_error"]) == (row["utilization"], 0)
+        assert plan["packs"] == row["packs"]
     assert found["of_tokens"] == {"value": report["tokens"], "error": 0.0}
     assert tried["none", MAX_LENGTH]["packs"] == report["sequences"]
+
+
+def test_no_sample_is_so_small_that_it_looks_sure() -> None:
+    found = pack("estimate", DEMO, *OPTIONS, "--limit", 1, "--json").json
+    assert found["records"] == 2
+    assert found["tokens_per_sequence"]["error"] > 0
 
 
 def test_a_sample_says_how_sure_it_is() -> None:

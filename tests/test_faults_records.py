@@ -453,7 +453,7 @@ def test_parts_of_text_are_put_together(tmp_path: Path, words: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ([{"type": "text", "text": "w10"}, {"type": "image_url", "image_url": {"url": "x"}}], "'image_url'"),
+        ([{"type": "text", "text": "w10"}, {"type": "audio", "audio": "x.wav"}], "[1] is of type 'audio'"),
         ([{"type": "text"}], "content[0]"),
         (["w10"], "content[0] is str"),
         ({"answer": 1}, "an object with answer"),

@@ -281,6 +281,16 @@ def test_any_row_is_converted_or_refused_with_a_reason(row: dict[str, Any]) -> N
 def test_reasoning_goes_by_the_names_that_templates_read(name: str) -> None:
     (turn,) = FORMATS["messages"].convert({"messages": [answer("a", **{name: "why"})]}, USUAL).messages
     assert turn["reasoning_content"] == turn["thinking"] == "why"
+    parts = [{"type": "text", "text": "w"}, {"type": "text", "text": "hy"}]
+    (turn,) = FORMATS["messages"].convert({"messages": [answer("a", **{name: parts})]}, USUAL).messages
+    assert turn["reasoning_content"] == turn["thinking"] == "why"
+
+
+def test_calls_beside_from_and_value_are_kept() -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    turn = {"from": "gpt", "value": None, "tool_calls": calls}
+    (found,) = FORMATS["sharegpt"].convert({"conversations": [turn]}, USUAL).messages
+    assert found == {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ AS_THEY_ARE = ("user", "assistant", "system", "tool")
 CALLS = ("tool_calls", "function_call")
 """Names under which data sets keep the calls of a turn, now and before there could be several."""
 
+ARGUMENTS = ("arguments", "parameters")
+"""Names under which a call that is JSON keeps what it calls with."""
+
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which data sets keep a turn's reasoning; the first with a value counts."""
 
@@ -93,7 +96,10 @@ def turns_of(value: Any, name: str) -> Turns:
                 continue
             sender, content = turn.get("from"), turn.get("value")
             if type(sender) is str and type(content) is str and (role := ROLES.get(sender)):
-                turns.append(_call(content) if role == CALL else {"role": role, "content": content})
+                if role != CALL:
+                    turns.append({"role": role, "content": content})
+                else:
+                    turns.append(_call(content, f"{name}[{number}]"))
                 continue
         where = f"{name}[{number}]"
         message, weight = _turn(turn, where)
@@ -154,7 +160,7 @@ def _renamed(turn: Message, where: str) -> Message:
         return {"role": role, "content": content} | more
     if type(content) is not str:
         raise RecordError(f"{where} is a call with images; a call is text")
-    return _call(content) | more
+    return _call(content, where) | more
 
 
 def _check_calls(turn: Message, where: str) -> None:
@@ -247,22 +253,26 @@ def _image(part: Message, where: str) -> Message:
     return {"type": "image"} if value is None else {"type": "image", "image": value}
 
 
-def _call(text: str) -> Message:
+def _call(text: str, where: str) -> Message:
     """A function_call turn: its JSON becomes tool calls; what is no call stays the answer's text."""
     try:
         calls, _ = parse(text.encode())
     except MalformedError:
         return {"role": "assistant", "content": text}
     calls = calls if isinstance(calls, list) else [calls]
-    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+    if not calls or not all(isinstance(call, dict) and type(call.get("name")) is str for call in calls):
         return {"role": "assistant", "content": text}
-    wrapped = [
-        {
-            "type": "function",
-            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
-        }
-        for call in calls
-    ]
+    wrapped = []
+    for call in calls:
+        others = call.keys() - {"name", "id", "type"}
+        if others and others.isdisjoint(ARGUMENTS):
+            raise RecordError(
+                f"{where} is a call of {call['name']} with {', '.join(sorted(others))} and no arguments, so "
+                "that would be lost"
+            )
+        arguments = next((call[name] for name in ARGUMENTS if name in call), {})
+        function = {"name": call["name"], "arguments": arguments}
+        wrapped.append({"type": "function", "function": function})
     return {"role": "assistant", "content": "", "tool_calls": wrapped}
 
 

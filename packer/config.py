@@ -45,6 +45,12 @@ def byte_size(value: str | int) -> int:
     return int(float(found[1]) * _UNITS[(found[2] or "b").lower()])
 
 
+def is_templates_own(name: str) -> bool:
+    """Whether a variable of chat templates is padless's to give, so that neither options nor records may."""
+    own = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+    return name in own or name.startswith("padless_")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackConfig:
     """What to pack and how; raises OptionError (an InputError) naming the option, its value and the limit."""
@@ -162,6 +168,8 @@ class PackConfig:
         self._pairs(
             "template_args", (str, bool, int, float, type(None)), "a text, number, true, false or null"
         )
+        for name in filter(is_templates_own, self.template_args):
+            raise OptionError(f"template_args sets {name!r}, which padless gives the template itself")
         unknown = [role for role in self.columns if role not in ROLES]
         if unknown:
             raise OptionError(f"columns has no role {unknown[0]!r}; roles are {', '.join(ROLES)}")

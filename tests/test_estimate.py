@@ -49,6 +49,26 @@ def test_no_sample_is_so_small_that_it_looks_sure() -> None:
     assert found["tokens_per_sequence"]["error"] > 0
 
 
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"messages": [{"role": "user", "content": "a b"}]}, ["--template-arg", "more=9"]),
+        ({"text": "a b"}, ["--bos", "<|im_start|>"]),
+        ({"text": "a b"}, ["--eos", "none"]),
+        ({"text": "a b <|im_end|>"}, ["--allow-special"]),
+    ],
+)
+def test_options_that_change_the_tokens_are_those_of_a_build(
+    tmp_path: Path, row: dict[str, object], options: list[str]
+) -> None:
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}{{ more | default('') }}")
+    source = write_lines(tmp_path / "t.jsonl", [row] * 3)
+    plain = (*OPTIONS, "--template", tmp_path / "t.jinja", "--train-on", "all")
+    found = pack("estimate", source, *plain, *options, "--json").json["tokens"]
+    assert found == built(source, tmp_path / "packed", *plain, *options)["tokens"]
+    assert found != pack("estimate", source, *plain, "--json").json["tokens"]
+
+
 def test_a_sample_says_how_sure_it_is() -> None:
     whole = pack("estimate", DEMO, *OPTIONS, "--json").json
     some = pack("estimate", DEMO, *OPTIONS, "--limit", 150, "--json").json

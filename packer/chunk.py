@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
+from padless.packer.fim import Fim
 from padless.packer.formats.examples import Tokens
 from padless.packer.image_rule import ImageRule
 from padless.packer.image_tokens import ImageTexts, expand
@@ -45,12 +46,17 @@ class ChunkWork:
     """Everything that stays the same from chunk to chunk."""
 
     def __init__(
-        self, config: PackConfig, template: ChatTemplate | None, encoder: Encoder, end_id: int | None
+        self,
+        config: PackConfig,
+        template: ChatTemplate | None,
+        encoder: Encoder,
+        end_id: int | None,
+        fim: Fim | None,
     ) -> None:
         self.config = config
         self.encoder = encoder
         self.shield = Shield(encoder)
-        self.renderer = Renderer(config, template, encoder, self.shield)
+        self.renderer = Renderer(config, template, encoder, self.shield, fim)
         self.end_id = end_id
         """The id that closes a text; None: none."""
         self.begin_ids: tuple[int, ...] = ()
@@ -102,6 +108,8 @@ class ChunkWork:
 
     def _encode(self, batch: Batch) -> Spanned:
         spanned = encode_marked(self.encoder, batch.parts, plain=batch.plain)
+        if self.renderer.fim is not None and batch.before is not None:
+            spanned = self.renderer.fim.put_together(spanned, batch.before)
         return spanned if batch.is_chat else self._with_ends(spanned)
 
     def _with_ends(self, spanned: Spanned) -> Spanned:

@@ -40,6 +40,8 @@ class Batch(NamedTuple):
     plain: bool
     """Special tokens spelled in the text stay text."""
     is_chat: bool
+    before: NDArray[np.int8] | None = None
+    """[texts]: what `Fim` puts before each, where its pieces are the texts; None: a text is a record."""
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.eval_side import eval_records
+from padless.packer.fim import Fim
 from padless.packer.formats import FORMATS, MIXED, alpaca
 from padless.packer.formats.examples import (
     Chat,
@@ -43,9 +44,15 @@ class Renderer:
     """Everything that rendering needs and that stays the same from chunk to chunk."""
 
     def __init__(
-        self, config: PackConfig, template: ChatTemplate | None, encoder: Encoder, shield: Shield
+        self,
+        config: PackConfig,
+        template: ChatTemplate | None,
+        encoder: Encoder,
+        shield: Shield,
+        fim: Fim | None,
     ) -> None:
         self.config = config
+        self.fim = fim
         self.chats = ChatRenderer(config, template, encoder, shield)
         self.columns = Columns(config.columns)
         self._variables = self.columns.named.get(KWARGS, KWARGS)
@@ -197,8 +204,12 @@ class Renderer:
             return
         texts = [example.text for _, example in plain if isinstance(example, Text)]
         if len(texts) == len(plain):
+            before = None
+            if self.fim is not None:
+                texts, before = self.fim.cut(texts)
             whole = whole_texts(texts, normalizes=self._normalizes)
-            found.batches.append(Batch([n for n, _ in plain], whole, not self.config.allow_special, False))
+            records = [n for n, _ in plain]
+            found.batches.append(Batch(records, whole, not self.config.allow_special, False, before))
             return
         marks = choose_marks(leaf for _, example in plain for leaf in leaves(example))
         if marks is None:

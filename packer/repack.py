@@ -132,6 +132,12 @@ class Repack(Build):
                     f"output {self.config.output} and {folder} lie in each other: give another --output"
                 )
         firsts = self.identity_of_repack.firsts
+        if self.config.fim_rate and any(first.seed != self.config.seed for first in firsts):
+            raise InputError(
+                f"--seed {self.config.seed} would rearrange other texts for filling in the middle than "
+                f"{firsts[0].seed} did, and no packed folder has them as they were: leave --seed out, or "
+                "build again"
+            )
         if self.config.eval_fraction and any(first.seed != self.config.seed for first in firsts):
             raise InputError(
                 f"--seed {self.config.seed} would choose another validation split than {firsts[0].seed} did, "

@@ -44,3 +44,7 @@ class ClusterError(PadlessError, RuntimeError):
 
 class SourceLostError(PadlessError, OSError):
     """The connection to a remote source broke; what was finished is kept for the next try."""
+
+
+class RecordError(ValueError):
+    """A record that cannot be used as it is; the text says which field and why."""

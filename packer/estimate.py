@@ -91,7 +91,7 @@ def estimate(config: PackConfig) -> dict[str, Any]:
         "sequences": sum(len(part.lengths) for part in parts),
         "tokens": sum(int(part.lengths.sum()) for part in parts),
         "is_sample": is_sample,
-        "max_length": config.max_length,
+        "max_length": config.longest,
         "sources": [
             {
                 "source": str(spec),

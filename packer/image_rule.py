@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from padless.packer.errors import InputError
-from padless.packer.formats.examples import RecordError
+from padless.packer.errors import InputError, RecordError
 
 if TYPE_CHECKING:
     from padless.packer.tokenizer_files import TokenizerFiles

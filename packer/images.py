@@ -14,16 +14,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from padless.packer.formats.examples import (
-    Chat,
-    Columns,
-    Converted,
-    Message,
-    Preference,
-    Rated,
-    RecordError,
-    Rollout,
-)
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat, Columns, Converted, Message, Preference, Rated, Rollout
 from padless.packer.image_rule import ImageRule, image_size
 from padless.packer.sources.embedded import FIELDS, OUTSIDE, UNREADABLE
 from padless.runtime.format import PackedImage, embedded_image

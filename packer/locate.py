@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from padless.packer.errors import InputError
-from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.errors import InputError, RecordError
+from padless.packer.formats.examples import Chat
 from padless.packer.template import CLOSE, OPEN, ChatTemplate
 from padless.packer.turns import learn, split_turns
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.formats.examples import Chat, Example, Pair, RecordError, Text
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat, Example, Pair, Text
 
 CANDIDATES = "".join(map(chr, [*range(1, 9), *range(14, 28)]))
 """One byte each, and no white space: no template and no tokenizer trims them away."""

@@ -289,8 +289,10 @@ def check_plan(
         order = plan.order[block]
         tokens = lengths[order] if plan.lengths is None else plan.lengths[block]
         begins = offsets[packs] - block.start
-        over = np.add.reduceat(tokens.astype(np.int64), begins) - limits[packs]
-        _claim(int(over.max()) <= 0, f"a pack holds {over.max()} tokens over its length")
+        held = np.add.reduceat(tokens.astype(np.int64), begins)
+        fullest = int(np.argmax(held - limits[packs]))
+        most = int(limits[packs][fullest])
+        _claim(int(held[fullest]) <= most, f"a pack holds {held[fullest]} tokens of {most}")
 
 
 def most_rows(plan: PackPlan, seq_lengths: ArrayLike, beside: int) -> int:

@@ -11,20 +11,11 @@ from typing import Any
 
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
+from padless.packer.errors import RecordError
 from padless.packer.eval_side import eval_records
 from padless.packer.fim import Fim
 from padless.packer.formats import FORMATS, MIXED, alpaca
-from padless.packer.formats.examples import (
-    Chat,
-    Columns,
-    Converted,
-    Example,
-    Pair,
-    RecordError,
-    Rollout,
-    Text,
-    Tokens,
-)
+from padless.packer.formats.examples import Chat, Columns, Converted, Example, Pair, Rollout, Text, Tokens
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.images import COLUMN, Placer, images_in
 from padless.packer.lines import EMPTY, NO_VERDICT

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
-from padless.packer.errors import InputError
-from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.errors import InputError, RecordError
+from padless.packer.formats.examples import Chat
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.images import images_in
 from padless.packer.locate import located

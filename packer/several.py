@@ -15,16 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.config import PackConfig
-from padless.packer.formats.examples import (
-    Chat,
-    Converted,
-    Example,
-    Pair,
-    Preference,
-    Rated,
-    RecordError,
-    Rollout,
-)
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat, Converted, Example, Pair, Preference, Rated, Rollout
 from padless.packer.lines import (
     CHOSEN,
     DROPPED,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.encode import Encoder
-from padless.packer.formats.examples import RecordError
+from padless.packer.errors import RecordError
 from padless.packer.marks import BLOCK, Counted, Marked, split_marked
 
 Offsets = NDArray[np.int64]

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from padless.packer.errors import InputError
-from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.errors import InputError, RecordError
+from padless.packer.formats.examples import Chat
 from padless.packer.sealed import Sealed, sealed, trims_alike, unsealed
 
 BUILT_IN = ("chatml", "llama3", "mistral", "gemma", "phi", "qwen", "deepseek")

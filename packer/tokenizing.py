@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from padless.packer.chunk import ChunkWork
 from padless.packer.encode import Encoder
 from padless.packer.engine import Engine
-from padless.packer.errors import CutError, DiskFullError, InputError
+from padless.packer.errors import CutError, DiskFullError, InputError, RecordError
 from padless.packer.formats import FORMATS, MIXED, detect
-from padless.packer.formats.examples import Chat, Columns, RecordError
+from padless.packer.formats.examples import Chat, Columns
 from padless.packer.identity import Identity
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.marks import choose_marks, leaves

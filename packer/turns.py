@@ -18,7 +18,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from padless.packer.formats.examples import Chat, Message, RecordError
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat, Message
 from padless.packer.template import ChatTemplate
 
 Render = Callable[[Chat, str], str]

@@ -8,7 +8,8 @@ import pytest
 from chats import files_of, marks_for, plain_chats, rich_chats, template_of
 from hypothesis import given, settings
 
-from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat
 from padless.packer.locate import located
 from padless.packer.template import BUILT_IN, ChatTemplate, built_in
 

@@ -8,19 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, RecordError
 from padless.packer.formats import FORMATS, MIXED, alpaca, detect
-from padless.packer.formats.examples import (
-    Chat,
-    Columns,
-    Converted,
-    Example,
-    Pair,
-    RecordError,
-    Rollout,
-    Text,
-    Tokens,
-)
+from padless.packer.formats.examples import Chat, Columns, Converted, Example, Pair, Rollout, Text, Tokens
 
 USUAL = Columns({})
 

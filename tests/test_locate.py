@@ -16,8 +16,9 @@ from chats import files_of, marks_for, plain_chats, rich_chats, template_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from padless.packer.errors import RecordError
 from padless.packer.formats import FORMATS, detect
-from padless.packer.formats.examples import Chat, Columns, RecordError
+from padless.packer.formats.examples import Chat, Columns
 from padless.packer.locate import LocatedTemplate, located, mark_turns
 from padless.packer.marks import split_marked
 from padless.packer.sealed import is_plain

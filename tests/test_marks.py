@@ -11,7 +11,8 @@ from chats import letters, rich_chats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from padless.packer.formats.examples import Chat, Pair, RecordError, Text, Tokens
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat, Pair, Text, Tokens
 from padless.packer.marks import (
     CANDIDATES,
     Marked,

@@ -9,9 +9,9 @@ import pytest
 from building import assert_verified, build, built, pack, sequence_table, write_lines
 from toys import BOS, CHAT, END, EOS, packed, refused, targets, turns, word_tokenizer
 
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, RecordError
 from padless.packer.formats import FORMATS, detect
-from padless.packer.formats.examples import Chat, Columns, Pair, Preference, Rated, RecordError
+from padless.packer.formats.examples import Chat, Columns, Pair, Preference, Rated
 from padless.packer.strategies import CUTS, STRATEGIES
 from padless.runtime.collate import collate
 from padless.runtime.reader import PackedReader

@@ -301,13 +301,6 @@ def test_what_was_cut_where_packs_ended_is_joined_first(
     assert_like_fresh(tmp_path, texts, (*longest, *before), now, TEXT)
 
 
-def test_a_plan_cuts_nothing(tmp_path: Path, texts: Path) -> None:
-    built(texts, tmp_path / "old", *TEXT, "--max-length", 4096)
-    run = repack(tmp_path / "old", "--plan-only", "other", "--strategy", "wrapped")
-    assert run.code == 2 and "cuts where packs end" in " ".join(run.err.split())
-    assert not (tmp_path / "old" / "plans").exists()
-
-
 def test_masked_tokens_are_not_cut_where_packs_end(tmp_path: Path) -> None:
     built(DEMO, tmp_path / "old")
     run = repack(tmp_path / "old", "--output", tmp_path / "out", "--strategy", "wrapped")
@@ -465,5 +458,5 @@ def test_a_folder_given_twice_is_refused(tmp_path: Path) -> None:
 def test_a_plan_takes_no_option_that_it_would_not_follow(tmp_path: Path, option: tuple[str, str]) -> None:
     built(DEMO, tmp_path / "whole")
     run = repack(tmp_path / "whole", "--plan-only", "other", *option)
-    assert run.code == 2 and option[0] in run.err and "as they are" in " ".join(run.err.split())
+    assert run.code == 2 and option[0] in run.err and "--output" in run.err
     assert not (tmp_path / "whole" / "plans").exists()

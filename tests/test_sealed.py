@@ -11,7 +11,8 @@ from chats import TEMPLATES, files_of, marks_for, plain_chats, rich_chats, templ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat
 from padless.packer.locate import located
 from padless.packer.sealed import Sealed, sealed, trims_alike
 from padless.packer.template import ChatTemplate, OpenedError

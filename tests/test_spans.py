@@ -16,7 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from padless.packer.encode import Encoder
-from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat
 from padless.packer.marks import leaves, split_marked
 from padless.packer.spans import Shield, Spanned, check_no_stand_ins, encode_marked, join, reorder, take
 from padless.packer.template import ChatTemplate

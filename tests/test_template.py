@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from padless.packer.errors import InputError
-from padless.packer.formats.examples import Chat, RecordError
+from padless.packer.errors import InputError, RecordError
+from padless.packer.formats.examples import Chat
 from padless.packer.marks import split_marked
 from padless.packer.sealed import is_plain
 from padless.packer.template import (

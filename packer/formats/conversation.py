@@ -14,7 +14,8 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from padless.packer.formats.examples import Message, RecordError
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Message
 from padless.packer.sources.json_text import MalformedError, parse
 
 CALL = "function_call"

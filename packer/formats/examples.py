@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from padless.packer.errors import RecordError
+
 Message = dict[str, Any]
-
-
-class RecordError(ValueError):
-    """A record that cannot be used as it is; the text says which field and why."""
 
 
 class Chat(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from padless.packer.errors import RecordError
 from padless.packer.formats.conversation import turns_of
-from padless.packer.formats.examples import Chat, Columns, Example, RecordError
+from padless.packer.formats.examples import Chat, Columns, Example
 from padless.packer.sources.json_text import MalformedError, parse
 
 TOOLS = ("tools",)

@@ -14,17 +14,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from padless.packer.errors import RecordError
 from padless.packer.formats import messages, prompt_completion, sharegpt
-from padless.packer.formats.examples import (
-    Chat,
-    Columns,
-    Converted,
-    Message,
-    Pair,
-    Preference,
-    Rated,
-    RecordError,
-)
+from padless.packer.formats.examples import Chat, Columns, Converted, Message, Pair, Preference, Rated
 from padless.packer.formats.messages import TOOLS, tools_of
 from padless.packer.formats.prompt_completion import PROMPT, joined
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from padless.packer.errors import RecordError
 from padless.packer.formats.conversation import turns_of
-from padless.packer.formats.examples import Chat, Columns, Example, Pair, RecordError, text_of
+from padless.packer.formats.examples import Chat, Columns, Example, Pair, text_of
 from padless.packer.formats.messages import TOOLS, tools_of
 
 PROMPT = ("prompt", "question", "query", "conversations", "messages")

@@ -15,7 +15,8 @@ from typing import Any
 
 import xxhash
 
-from padless.packer.formats.examples import Chat, Columns, Pair, RecordError, Rollout, Tokens
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat, Columns, Pair, Rollout, Tokens
 from padless.packer.formats.messages import TOOLS, tools_of
 from padless.packer.formats.prompt_completion import COMPLETION, PROMPT, joined
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from padless.packer.errors import RecordError
 from padless.packer.formats.conversation import MOST_WEIGHT
-from padless.packer.formats.examples import Columns, Example, RecordError, Tokens
+from padless.packer.formats.examples import Columns, Example, Tokens
 
 IGNORED = -100
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")

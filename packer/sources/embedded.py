@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padless.packer.arrow_lists import flat_array
-from padless.packer.formats.examples import RecordError
+from padless.packer.errors import RecordError
 from padless.packer.image_rule import image_size
 
 if TYPE_CHECKING:

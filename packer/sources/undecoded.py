@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from padless.packer.formats.examples import RecordError
+from padless.packer.errors import RecordError
 
 DECODED = frozenset({"Image", "Audio", "Video", "Pdf", "Nifti", "Mesh"})
 """Types of `datasets` whose values are files to be decoded."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer import teacher
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
@@ -37,7 +38,7 @@ class ChunkResult(NamedTuple):
     replaced: int
     weights: NDArray[Any] | None = None
     """[values]: each token's weight in the loss (float32), 0 where the record gives none; or what rollouts
-    have for it (VALUES); None: no record gives any."""
+    (VALUES) or a teacher (`kind_of`) have for it; None: no record gives any."""
     images: bytes = b""
     """What is told of the images of each line that has some, as long as the line says."""
 
@@ -146,9 +147,14 @@ class ChunkWork:
     def _out_of_range(self, tokens: Tokens) -> str | None:
         largest = self.encoder.largest_id
         worst = next((i for i in tokens.input_ids if not 0 <= i <= largest), None)
+        name = "input_ids"
+        if worst is None and tokens.teacher is not None:
+            name = teacher.IDS
+            worst = int(tokens.teacher[name].max(initial=0))
+            worst = None if worst <= largest else worst
         if worst is None:
             return None
-        return f"input_ids has {worst}, outside the tokenizer's ids 0 to {largest}"
+        return f"{name} has {worst}, outside the tokenizer's ids 0 to {largest}"
 
 
 def _given(tokens: Tokens) -> Spanned:

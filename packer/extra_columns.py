@@ -67,8 +67,7 @@ def _without_value(count: int, kind: str) -> NDArray[Any]:
 def extra_columns(splits: Sequence[SplitLines], *, weighted: bool) -> tuple[ColumnInfo, ...]:
     """The extra columns of a build, the same for all its splits; `weighted`: some record weighs its turns."""
     found = [WEIGHTS] if weighted else []
-    for name in splits[0].token_extras or ():
-        found.append(ColumnInfo(name=name, level="token", type="list<float32>"))
+    found += splits[0].token_extras
     for name, kind in SEQUENCE_COLUMNS.items():
         if any(name in split.extras for split in splits):
             found.append(ColumnInfo(name=name, level="sequence", type=f"list<{kind}>"))

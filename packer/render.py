@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from padless.packer import teacher
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.errors import RecordError
@@ -164,6 +165,7 @@ class Renderer:
                 if isinstance(example, Pair) and not example.completion:
                     found.empty_replies.append(record)
         found.tokens = [item for item in found.tokens if item[0] not in found.dropped]
+        teacher.check_chunk(found)
         self.chats.render(found, chats)
         self._render_plain(found, plain)
 

@@ -18,11 +18,11 @@ from padless.packer.durable import DurableFile
 from padless.packer.errors import InputError
 from padless.packer.extra_columns import Judged
 from padless.packer.fragments import Fragments, lines_of_split
-from padless.packer.gather import StoreGather
+from padless.packer.gather import WEIGHT, StoreGather
 from padless.packer.lines import DROPPED, REASONS, STATUSES, WHOLE
 from padless.packer.plan import PackPlan, blocks, pack_tokens
 from padless.packer.token_store import ChunkStore
-from padless.runtime.format import IMAGES, TableInfo, sequence_table_schema
+from padless.runtime.format import IMAGES, ColumnInfo, TableInfo, sequence_table_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,8 +70,12 @@ class SplitLines:
     """Of each source: records, those of them that were dropped, and tokens as packed, copies included."""
     extras: dict[str, NDArray[Any]] = field(default_factory=dict)
     """[sequences] each: the columns of SEQUENCE_COLUMNS that some sequence has a value of."""
-    token_extras: tuple[str, ...] | None = None
-    """Columns at token level that rollouts have; None: these are no rollouts."""
+    kind: np.dtype[Any] = WEIGHT
+    """What the store has beside each token, where it has anything."""
+    is_weighted: bool = True
+    """Whether weights are among that."""
+    token_extras: tuple[ColumnInfo, ...] = ()
+    """Columns at token level beyond the weights."""
     continued: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
     sources: NDArray[np.int32] | None = None
@@ -286,7 +290,7 @@ def gather_of(
             lines.ids,
             weights,
             lines.extras,
-            is_rollout=lines.token_extras is not None,
+            kind=lines.kind,
             images=images,
             let_go=let_go,
         )
@@ -303,9 +307,11 @@ def gather_of(
         elements = np.arange(0, 2 * len(begins), 2, dtype=np.int32)
     fragments = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), data])
     if weights is not None:  # laid like the tokens, in a file of their own
-        buffers = [None, pa.py_buffer(edges), weights.buffers()[2]]
+        buffers = [None, pa.py_buffer(edges // 4 * lines.kind.itemsize), weights.buffers()[2]]
         weights = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
-    return StoreGather(fragments, elements, lines.lengths, lines.ids, weights, cut=True, let_go=let_go)
+    return StoreGather(
+        fragments, elements, lines.lengths, lines.ids, weights, kind=lines.kind, cut=True, let_go=let_go
+    )
 
 
 class Places:

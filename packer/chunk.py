@@ -19,10 +19,10 @@ from padless.packer.fim import Fim
 from padless.packer.formats.examples import Tokens
 from padless.packer.image_rule import ImageRule
 from padless.packer.image_tokens import ImageTexts, expand
-from padless.packer.lines import Problem
+from padless.packer.lines import CHOSEN, Problem
 from padless.packer.prepared import Batch, Prepared, Task
 from padless.packer.render import Renderer
-from padless.packer.several import merge
+from padless.packer.several import merge, with_one_boundary
 from padless.packer.spans import Shield, Spanned, encode_marked, join, reorder
 from padless.packer.template import ChatTemplate
 
@@ -95,6 +95,8 @@ class ChunkWork:
             together, order = expand(rule, prepared, together, order)
             token = rule.token_id
         records = np.asarray(order, dtype=np.int64)
+        if CHOSEN in prepared.verdicts:
+            together = with_one_boundary(prepared, records, together, frozenset(chat_records))
         sequences = Sequences(records, together, frozenset(chat_records), token)
         lines, values, weights, problems = apply_policies(self.config, prepared, sequences)
         texts = ImageTexts(prepared, lines) if prepared.images else None

@@ -16,7 +16,17 @@ from padless.packer.errors import RecordError
 from padless.packer.eval_side import eval_records
 from padless.packer.fim import Fim
 from padless.packer.formats import FORMATS, MIXED, alpaca
-from padless.packer.formats.examples import Chat, Columns, Converted, Example, Pair, Rollout, Text, Tokens
+from padless.packer.formats.examples import (
+    Chat,
+    Columns,
+    Converted,
+    Example,
+    Pair,
+    Preference,
+    Rollout,
+    Text,
+    Tokens,
+)
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.images import COLUMN, Placer, images_in
 from padless.packer.lines import EMPTY, NO_VERDICT
@@ -86,6 +96,8 @@ class Renderer:
                 if owners is None:
                     examples.append((record, example))  # type: ignore[arg-type]
                     continue
+                if isinstance(example, Preference) and example.margin:
+                    found.margins[record] = example.margin
                 several = examples_of(example, self.config)
             except RecordError as error:
                 number = record

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from padless.packer.commit import Facts
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.extra_columns import GROUP, VERDICTS, group_column
+from padless.packer.extra_columns import GROUP, VERDICTS, group_column, has_value
 from padless.packer.folder_tokens import Elements, Segment, full_segments, renumbered, stored_segments
 from padless.packer.gather import Gather
 from padless.packer.made_anew import MadeAnew, make_anew
@@ -271,7 +271,8 @@ class Repack(Build):
         return tuple(
             column
             for column in self.extras
-            if column.name not in VERDICTS or any((split.extras[column.name] >= 0).any() for split in lines)
+            if column.name not in VERDICTS
+            or any(has_value(column.name, split.extras[column.name]) for split in lines)
         )
 
     def _facts_of_repack(self) -> Facts:

@@ -63,6 +63,8 @@ class Preference(NamedTuple):
 
     chosen: Chat | Pair
     rejected: Chat | Pair
+    margin: float = 0.0
+    """How much better the chosen one is; 0 where nobody says."""
 
 
 class Rated(NamedTuple):

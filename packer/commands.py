@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from padless.packer.commands_build import build, estimate, repack
+from padless.packer.commands_build import build, repack
+from padless.packer.commands_estimate import estimate
 from padless.packer.commands_look import demo, export, inspect, push, report, verify
 from padless.packer.errors import OptionError
 from padless.packer.options import with_options

@@ -19,7 +19,8 @@ from padless.packer.hf_folder import dataset_info, state
 from padless.packer.identity import version_of
 from padless.packer.kept_shards import KeptShards
 from padless.packer.plan import PackPlan, most_rows, plan_hash
-from padless.packer.tables import Piece, Places, SplitLines, write_table
+from padless.packer.table_writer import Piece, Places, write_table
+from padless.packer.tables import SplitLines
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.write import Layout, cut_shards
 from padless.runtime.format import (

@@ -25,6 +25,7 @@ from padless.packer.commit import (
     write_splits,
 )
 from padless.packer.config import PackConfig
+from padless.packer.elements import gather_of, lay_elements, lay_images
 from padless.packer.engine import Engine, engine_of
 from padless.packer.errors import ClusterError, DiskFullError, InputError, WorkerLostError
 from padless.packer.extra_columns import extra_columns
@@ -46,7 +47,8 @@ from padless.packer.publish import Publishing
 from padless.packer.published import check_writable, is_held
 from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
-from padless.packer.tables import Piece, SplitLines, collect, gather_of, lay_elements, lay_images, pieces_of
+from padless.packer.table_writer import Piece, pieces_of
+from padless.packer.tables import SplitLines, collect
 from padless.packer.token_store import ChunkStore, WorkFolder, disk_full
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from padless.packer.config import PackConfig
 from padless.packer.copies import Block, mixed, times_of
+from padless.packer.elements import lay_elements
 from padless.packer.errors import InputError
 from padless.packer.extra_columns import groups_of
 from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split, places_of
@@ -25,7 +26,7 @@ from padless.packer.sources import SourceFile
 from padless.packer.sources.splits import is_for_evaluation
 from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
 from padless.packer.strategies.by_length import plan_lengths
-from padless.packer.tables import SplitLines, lay_elements
+from padless.packer.tables import SplitLines
 from padless.packer.token_store import ChunkStore
 
 

@@ -16,7 +16,7 @@ from padless.packer.errors import InputError
 from padless.packer.lines import DROPPED, EXCLUDED, FRAGMENT, LINE, NONE, TOO_LONG, TRUNCATED, WHOLE
 from padless.packer.recut_apart import are_apart, close_up, gone_of_apart
 from padless.packer.recut_policy import CUT_ANYWHERE, Policy, Records, records_of, refuse, refuse_longer
-from padless.packer.tables import LINES_PER_GROUP, Piece
+from padless.packer.table_writer import LINES_PER_GROUP, Piece
 
 
 class Recut(NamedTuple):

@@ -13,7 +13,7 @@ from padless.packer.errors import InputError
 from padless.packer.lines import TOO_LONG, TRUNCATED, WHOLE
 from padless.packer.recut_policy import BUILD_AGAIN, Policy, Records, refuse, refuse_longer
 from padless.packer.strategies.constraints import padded_lengths
-from padless.packer.tables import Piece
+from padless.packer.table_writer import Piece
 
 
 def are_apart(piece: Piece, policy: Policy) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from padless.packer.errors import InputError
 from padless.packer.lines import DROPPED
 from padless.packer.recut import Recut
 from padless.packer.recut_policy import BUILD_AGAIN
-from padless.packer.tables import Piece
+from padless.packer.table_writer import Piece
 
 
 def copies_apart(piece: Piece) -> Piece:

@@ -42,7 +42,8 @@ from padless.packer.repack_config import (
 from padless.packer.repack_identity import RepackIdentity
 from padless.packer.repack_tables import assemble, cut_again, read_table, sequence_columns
 from padless.packer.strategies import CUTS
-from padless.packer.tables import Piece, SplitLines
+from padless.packer.table_writer import Piece
+from padless.packer.tables import SplitLines
 from padless.packer.token_store import WorkFolder
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.runtime.format import (

@@ -14,7 +14,8 @@ from padless.packer.extra_columns import GROUP, PICTURES, without_value
 from padless.packer.folder_tokens import Elements, FolderGather, Segment, renumbered
 from padless.packer.fragments import Cutter
 from padless.packer.lines import LINE, REASONS, STATUSES, WHOLE
-from padless.packer.tables import LINES_PER_GROUP, Account, Piece, SplitLines
+from padless.packer.table_writer import LINES_PER_GROUP, Piece
+from padless.packer.tables import Account, SplitLines
 from padless.runtime.format import ColumnInfo
 from padless.runtime.reader import PackedReader, column_to_numpy
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from padless.packer.errors import InputError
 from padless.packer.progress import Report, part_of
+from padless.packer.verify_account import account_of, records_of, require
 from padless.packer.verify_constraints import keeps_constraints
 from padless.packer.verify_images import images_of_placeholders
 from padless.runtime.format import (
@@ -34,11 +35,6 @@ from padless.runtime.format import (
 )
 from padless.runtime.reader import Array, PackBatch, PackedReader
 from padless.runtime.storage import is_url
-
-_TABLE_COLUMNS = (
-    *("record", "source", "part", "status", "reason"),
-    *("length", "num_targets", "cut", "pack", "offset"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +107,10 @@ def verify(
         checks.append(_check("load_from_disk files", lambda: _datasets_files(folder, packs)))
         reader = PackedReader(folder)
         table: dict[str, Array] = {}
-        checks.append(_check("sequence table", lambda: _records(reader, table)))
+        checks.append(_check("sequence table", lambda: records_of(reader, table)))
         if checks[-1].ok:
             checks.append(_check("packs", lambda: _packs(reader, table, progress)))
-            checks.append(_check("account", lambda: _account(packs, table)))
+            checks.append(_check("account", lambda: account_of(packs, table)))
             if checks[-2].ok:
                 stored = table["pack"]
                 checks.append(_check("constraints", lambda: keeps_constraints(reader, table, stored)))
@@ -175,18 +171,18 @@ def _datasets_files(folder: Path, manifest: Manifest) -> str:
     for name in ("state.json", "dataset_info.json"):
         try:
             content[name] = json.loads((folder / name).read_bytes())
-            _require(isinstance(content[name], dict), f"{name} is no JSON object")
+            require(isinstance(content[name], dict), f"{name} is no JSON object")
         except (OSError, ValueError) as problem:
             raise FormatError(f"{name} cannot be read: {problem}") from None
     state = content["state.json"]
     listed = [{"filename": shard.file} for shard in manifest.shards]
-    _require(state.get("_data_files") == listed, "state.json does not list the manifest's shards")
+    require(state.get("_data_files") == listed, "state.json does not list the manifest's shards")
     fingerprint = manifest.plan_hash.rpartition(":")[2]
-    _require(state.get("_fingerprint") == fingerprint, "state.json's fingerprint is another plan's")
+    require(state.get("_fingerprint") == fingerprint, "state.json's fingerprint is another plan's")
     features = content["dataset_info.json"].get("features")
     names = {column.name for column in manifest.columns}
     same = isinstance(features, dict) and set(features) == names
-    _require(same, "dataset_info.json does not have the manifest's columns")
+    require(same, "dataset_info.json does not have the manifest's columns")
     return "state.json and dataset_info.json agree with the manifest"
 
 
@@ -206,9 +202,9 @@ def _packs(reader: PackedReader, table: dict[str, Array], progress: Report | Non
             first_pack += batch.num_packs
             looked_at(batch.num_packs)
         same = (info.sequences, info.tokens) == (sequences, tokens)
-        _require(same, f"{info.file} holds {sequences} sequences and {tokens} tokens")
+        require(same, f"{info.file} holds {sequences} sequences and {tokens} tokens")
     lost = np.flatnonzero(seen != (table["pack"] >= 0))
-    _require(len(lost) == 0, f"{len(lost)} sequences have a pack in the table and are in none")
+    require(len(lost) == 0, f"{len(lost)} sequences have a pack in the table and are in none")
     return f"{seen.sum():,} sequences in {first_pack:,} packs, each where the table says"
 
 
@@ -229,18 +225,18 @@ def _check_batch(
     ids, labels = batch.flat("input_ids"), batch.flat_labels()
     trained = labels != IGNORE_INDEX
     begun = starts[trained[starts]]
-    _require(len(begun) == 0, f"{len(begun)} sequences train their first token")
-    _require(bool((labels[trained] == ids[trained]).all()), "a label is neither -100 nor its token")
+    require(len(begun) == 0, f"{len(begun)} sequences train their first token")
+    require(bool((labels[trained] == ids[trained]).all()), "a label is neither -100 nor its token")
     targets = np.add.reduceat(trained, starts, dtype=np.int64)
     firsts = np.cumsum(counts) - counts
     same = np.array_equal(np.add.reduceat(targets, firsts), batch.flat("num_targets"))
-    _require(same, f"num_targets is not the count of trained labels (packs from {first_pack})")
+    require(same, f"num_targets is not the count of trained labels (packs from {first_pack})")
 
     sequence_ids = batch.flat("sequence_ids")
     inside = sequence_ids.min() >= 0 and sequence_ids.max() < len(seen)
-    _require(inside, f"a sequence id is outside the table's {len(seen)} lines")
+    require(inside, f"a sequence id is outside the table's {len(seen)} lines")
     twice = seen[sequence_ids].any() or len(np.unique(sequence_ids)) < len(sequence_ids)
-    _require(not twice, f"a sequence is in two places (packs from {first_pack})")
+    require(not twice, f"a sequence is in two places (packs from {first_pack})")
     seen[sequence_ids] = True
     found = {
         "pack": rows + first_pack,
@@ -273,10 +269,10 @@ def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
     wrong = int((np.bincount(sequences[first], minlength=len(table["pack"])) != (table["pack"] >= 0)).sum())
     wrong += int((begins != np.where(first, 0, np.roll(ends, 1))).sum())
     wrong += int((ends != whole[in_order])[np.roll(first, -1)].sum())
-    _require(not wrong, f"{wrong:,} sequences are in the plan twice, or not at all, or were dropped")
+    require(not wrong, f"{wrong:,} sequences are in the plan twice, or not at all, or were dropped")
     masked = table["num_targets"][found.sequences] != whole - 1
     torn = int((masked & (lengths != whole)).sum())
-    _require(not torn, f"{torn:,} fragments are of sequences with a loss mask")
+    require(not torn, f"{torn:,} fragments are of sequences with a loss mask")
     limit = found.facts["max_length"]
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     tokens, limits = np.diff(ends[found.offsets]), max_lengths(found.buckets)
@@ -315,94 +311,3 @@ def _trainer(folder: Path, trainer: str, plan: str | None) -> str:
             f"--trainer {trainer} runs that trainer, and {missing.name} is missing: pip install torch "
             "transformers datasets accelerate trl"
         ) from None
-
-
-def _records(reader: PackedReader, table: dict[str, Array]) -> str:
-    """Read the table into `table`; its lines are records in order, with their parts in order."""
-    table.update(reader.sequence_columns(*_TABLE_COLUMNS))
-    sources = reader.manifest.sources
-    record, part, source = table["record"], table["part"], table["source"]
-    first = np.append(True, record[1:] != record[:-1])[: len(record)]
-    _require(bool((np.diff(record) >= 0).all()), "the table's records are out of order")
-    expected = np.where(first, 0, np.append(0, part[:-1] + 1)[: len(part)])
-    _require(np.array_equal(part, expected), "a record's parts are not numbered 0, 1, ...")
-    unplaced = (table["length"] == 0) & (table["num_targets"] == 0) & (table["offset"] < 0)
-    dropped = table["status"] == "dropped"
-    same = np.array_equal(dropped, table["pack"] < 0) and bool(unplaced[dropped].all())
-    _require(same, "a sequence is dropped and has a place or a length, or the reverse")
-    _require(bool((table["cut"][~first] == 0).all()), "cut is not on its record's first line")
-    explained = np.array_equal(table["status"] != "whole", table["reason"] != np.array(None))
-    _require(explained, "a line has no reason though it is not whole, or the reverse")
-    counts = np.bincount(source[first], minlength=len(sources)).tolist()
-    listed = [info.records for info in sources]
-    _require(counts == listed, f"records per source are {counts}, the manifest says {listed}")
-    return f"{len(record):,} lines for {sum(counts):,} records of {len(counts)} sources"
-
-
-def _account(manifest: Manifest, table: dict[str, Array]) -> str:
-    """Every record whole, truncated, split or dropped; tokens in = trained + masked + cut."""
-    fates, dropped_by_reason = record_fates(table)
-    tokens, trained = int(table["length"].sum()), int(table["num_targets"].sum())
-    found: dict[str, Any] = {
-        "records": fates,
-        "dropped_by_reason": dropped_by_reason,
-        "sequences": int((table["pack"] >= 0).sum()),
-        "packs": manifest.num_packs,
-        "tokens": tokens,
-        "trained_tokens": trained,
-        "masked_tokens": tokens - trained,
-        "cut_tokens": int(table["cut"].sum()),
-    }
-    for name, value in found.items():
-        said = manifest.statistics[name]
-        if isinstance(said, dict):
-            # A fate or reason that met no record may be listed with 0 or left out.
-            said = {key: count for key, count in said.items() if count}
-            value = {key: count for key, count in value.items() if count}
-        _require(said == value, f"{name} is {value} in the table, {said} in the manifest")
-    if "by_source" in manifest.statistics:  # since padless counts them
-        counted = np.bincount(table["source"], weights=table["length"], minlength=len(manifest.sources))
-        said = manifest.statistics["by_source"]
-        _require(isinstance(said, list), f"by_source is {said!r} in the manifest")
-        listed = [here.get("tokens") if isinstance(here, dict) else here for here in said]
-        _require(counted.tolist() == listed, f"tokens by source are {counted}, the manifest says {listed}")
-    by_reason = sum(manifest.statistics["cut_by_reason"].values())
-    _require(by_reason == found["cut_tokens"], f"cut_by_reason sums to {by_reason}")
-    _buckets(manifest, table)
-    bound = manifest.statistics["bound_packs"]
-    _require(bound <= manifest.num_packs, f"bound_packs is {bound}, there are fewer packs")
-    return f"{tokens:,} tokens = {trained:,} trained + {tokens - trained:,} masked"
-
-
-def _buckets(manifest: Manifest, table: dict[str, Array]) -> None:
-    """Sequences and tokens of each length of packs are those that the manifest lists."""
-    listed = manifest.statistics.get("buckets", [])
-    ends = np.cumsum([bucket.packs for bucket in manifest.buckets])
-    of_pack = np.searchsorted(ends, table["pack"], side="right")
-    for number, said in enumerate(listed):
-        mine = (table["pack"] >= 0) & (of_pack == number)
-        found = {"sequences": int(mine.sum()), "tokens": int(table["length"][mine].sum())}
-        same = all(said.get(name) == value for name, value in found.items())
-        _require(same, f"packs of {said['max_length']} hold {found} by the table, {said} in the manifest")
-
-
-def record_fates(table: dict[str, Array]) -> tuple[dict[str, int], dict[str, int]]:
-    """From the table's record, status and reason: records by fate, dropped records by reason."""
-    fates = ("whole", "dropped", "truncated", "split")
-    ranks = np.zeros(len(table["record"]), dtype=np.int8)
-    for rank, status in enumerate(("dropped", "truncated", "fragment"), 1):
-        ranks[table["status"] == status] = rank
-    numbers, starts, sizes = np.unique(table["record"], return_index=True, return_counts=True)
-    # A record's worst part decides; reduceat has no answer for an empty table.
-    worst = np.maximum.reduceat(ranks, starts) if len(starts) else ranks
-    counts = np.bincount(worst, minlength=len(fates)).tolist()
-    lines = np.flatnonzero((ranks == 1) & (np.repeat(worst, sizes) == 1))
-    lines = lines[np.unique(table["record"][lines], return_index=True)[1]]
-    reasons, times = np.unique(table["reason"][lines].astype(str), return_counts=True)
-    by_reason = dict(zip(reasons.tolist(), times.tolist(), strict=True))
-    return {"in": len(numbers), **dict(zip(fates, counts, strict=True))}, by_reason
-
-
-def _require(holds: bool, problem: str) -> None:
-    if not holds:
-        raise FormatError(problem)

@@ -19,11 +19,13 @@ from building import DEMO, TOKENIZER, build, build_arguments, built, sequence_ta
 
 from padless.packer import tables
 from padless.packer.chunk import ChunkResult
+from padless.packer.elements import gather_of, lay_elements
 from padless.packer.lines import LINE
 from padless.packer.plan import PackPlan, check_plan
 from padless.packer.reference import load_reference
 from padless.packer.strategies import STRATEGIES
-from padless.packer.tables import Places, collect, gather_of, lay_elements
+from padless.packer.table_writer import Places
+from padless.packer.tables import collect
 from padless.packer.token_store import ChunkStore, Counter, Reserved
 from padless.packer.write import Layout, cut_shards
 

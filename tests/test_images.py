@@ -45,10 +45,11 @@ from toys import ASSISTANT, END, NEWLINE, START, USER, fates, word_tokenizer
 
 from padless.packer import PackConfig, commit, engine, pack_dataset
 from padless.packer.chunk import ChunkResult
+from padless.packer.elements import gather_of, lay_elements, lay_images
 from padless.packer.gather_part import part_of
 from padless.packer.image_rule import ImageRule, image_size
 from padless.packer.lines import LINE
-from padless.packer.tables import collect, gather_of, lay_elements, lay_images
+from padless.packer.tables import collect
 from padless.packer.token_store import ChunkStore, Counter, Reserved
 from padless.packer.write import write_shard
 from padless.runtime.collate import collate

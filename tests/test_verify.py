@@ -22,7 +22,8 @@ from packed import (
     write_splits,
 )
 
-from padless.packer.verify import record_fates, verify
+from padless.packer.verify import verify
+from padless.packer.verify_account import record_fates
 from padless.runtime.format import ManifestError, NotPackedError, SplitError
 
 PACKS = [

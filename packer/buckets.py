@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.gather import Gather, StoreGather
+from padless.packer.gather import Gather, StoreGather, has_weight
 from padless.packer.plan import PackPlan, pack_tokens
 from padless.packer.token_store import disk_full
 from padless.runtime.format import WORK_FOLDER
@@ -101,7 +101,7 @@ class BucketGather:
 
     @property
     def is_weighted(self) -> bool:
-        return self.weights is not None and not self.whole.is_rollout
+        return self.weights is not None and has_weight(self.whole.kind)
 
     def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
         """The sequences of one record batch, over its bucket."""
@@ -214,7 +214,7 @@ class _Writer:
     def write(self, buckets: NDArray[Any], edges: NDArray[np.int64], values: NDArray[Any]) -> None:
         """`values[edges[n]:edges[n + 1]]` goes to the end of bucket `buckets[n]`."""
         for number, begin, end in zip(buckets.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            data = memoryview(values[begin:end]).cast("B")  # type: ignore[arg-type]
+            data = values[begin:end].view(np.uint8).data
             at = int(self._ends[number]) * values.itemsize
             self._ends[number] += end - begin
             try:

@@ -11,16 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer import teacher
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.fates import Sequences, apply_policies
+from padless.packer.fim import Fim
 from padless.packer.formats.examples import Tokens
 from padless.packer.image_rule import ImageRule
 from padless.packer.image_tokens import ImageTexts, expand
-from padless.packer.lines import Problem
+from padless.packer.lines import CHOSEN, Problem
 from padless.packer.prepared import Batch, Prepared, Task
 from padless.packer.render import Renderer
-from padless.packer.several import merge
+from padless.packer.several import merge, with_one_boundary
 from padless.packer.spans import Shield, Spanned, encode_marked, join, reorder
 from padless.packer.template import ChatTemplate
 
@@ -36,7 +38,7 @@ class ChunkResult(NamedTuple):
     replaced: int
     weights: NDArray[Any] | None = None
     """[values]: each token's weight in the loss (float32), 0 where the record gives none; or what rollouts
-    have for it (VALUES); None: no record gives any."""
+    (VALUES) or a teacher (`kind_of`) have for it; None: no record gives any."""
     images: bytes = b""
     """What is told of the images of each line that has some, as long as the line says."""
 
@@ -45,12 +47,17 @@ class ChunkWork:
     """Everything that stays the same from chunk to chunk."""
 
     def __init__(
-        self, config: PackConfig, template: ChatTemplate | None, encoder: Encoder, end_id: int | None
+        self,
+        config: PackConfig,
+        template: ChatTemplate | None,
+        encoder: Encoder,
+        end_id: int | None,
+        fim: Fim | None,
     ) -> None:
         self.config = config
         self.encoder = encoder
         self.shield = Shield(encoder)
-        self.renderer = Renderer(config, template, encoder, self.shield)
+        self.renderer = Renderer(config, template, encoder, self.shield, fim)
         self.end_id = end_id
         """The id that closes a text; None: none."""
         self.begin_ids: tuple[int, ...] = ()
@@ -88,6 +95,8 @@ class ChunkWork:
             together, order = expand(rule, prepared, together, order)
             token = rule.token_id
         records = np.asarray(order, dtype=np.int64)
+        if CHOSEN in prepared.verdicts:
+            together = with_one_boundary(prepared, records, together, frozenset(chat_records))
         sequences = Sequences(records, together, frozenset(chat_records), token)
         lines, values, weights, problems = apply_policies(self.config, prepared, sequences)
         texts = ImageTexts(prepared, lines) if prepared.images else None
@@ -102,6 +111,8 @@ class ChunkWork:
 
     def _encode(self, batch: Batch) -> Spanned:
         spanned = encode_marked(self.encoder, batch.parts, plain=batch.plain)
+        if self.renderer.fim is not None and batch.before is not None:
+            spanned = self.renderer.fim.put_together(spanned, batch.before)
         return spanned if batch.is_chat else self._with_ends(spanned)
 
     def _with_ends(self, spanned: Spanned) -> Spanned:
@@ -138,9 +149,14 @@ class ChunkWork:
     def _out_of_range(self, tokens: Tokens) -> str | None:
         largest = self.encoder.largest_id
         worst = next((i for i in tokens.input_ids if not 0 <= i <= largest), None)
+        name = "input_ids"
+        if worst is None and tokens.teacher is not None:
+            name = teacher.IDS
+            worst = int(tokens.teacher[name].max(initial=0))
+            worst = None if worst <= largest else worst
         if worst is None:
             return None
-        return f"input_ids has {worst}, outside the tokenizer's ids 0 to {largest}"
+        return f"{name} has {worst}, outside the tokenizer's ids 0 to {largest}"
 
 
 def _given(tokens: Tokens) -> Spanned:

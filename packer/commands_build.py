@@ -122,6 +122,17 @@ def build(
         bool,
         Option("--allow-special", help="Special tokens spelled in the data are special tokens."),
     ] = False,
+    fim_rate: Annotated[
+        float, Option(help="Share of the texts rearranged for filling in the middle, drawn by their content.")
+    ] = 0.0,
+    fim_spm_rate: Annotated[
+        float,
+        Option(help="Share of those in the order suffix, prefix, middle; others: prefix first."),
+    ] = 0.5,
+    fim_tokens: Annotated[
+        str | None,
+        Option(metavar="PREFIX,SUFFIX,MIDDLE", help="Tokens for it. Default: the tokenizer's own."),
+    ] = None,
     strategy: Annotated[str, Option(help=f"{', '.join(STRATEGIES)}.")] = "bfd",
     overflow: Annotated[
         str, Option(help="Records over the length: error, drop, truncate, or split (texts).")
@@ -207,6 +218,9 @@ def build(
         bos=bos,
         eos=eos,
         allow_special=allow_special,
+        fim_rate=fim_rate,
+        fim_spm_rate=fim_spm_rate,
+        fim_tokens=fim_tokens,
         strategy=strategy,
         overflow=overflow,
         max_sequences_per_pack=max_sequences_per_pack,

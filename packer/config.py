@@ -105,6 +105,12 @@ class PackConfig:
     eos: str = "auto"
     allow_special: bool = False
     """Let special tokens spelled in the data become special tokens."""
+    fim_rate: float = 0.0
+    """Share of the texts that are rearranged for filling in the middle (packer/fim.py)."""
+    fim_spm_rate: float = 0.5
+    """Share of those in the order suffix, prefix, middle; the others are prefix, suffix, middle."""
+    fim_tokens: str | None = None
+    """PREFIX,SUFFIX,MIDDLE; None: the tokenizer's own, by their usual names."""
     strategy: str = "bfd"
     overflow: str = "error"
     max_sequences_per_pack: int = 1024
@@ -157,7 +163,7 @@ class PackConfig:
         for name in ("tokenizer", "output", "text_by", "train_on", "bos", "eos"):
             self._instance(name, str, "text")
         object.__setattr__(self, "output", self.output.removeprefix("file://"))
-        for name in ("template", "system", "split", "subset", "revision", "image_root"):
+        for name in ("template", "system", "split", "subset", "revision", "image_root", "fim_tokens"):
             if name == "image_root" and isinstance(self.image_root, tuple):
                 continue
             if getattr(self, name) is not None:
@@ -190,7 +196,7 @@ class PackConfig:
             self._integer("workers", 1, "workers")
         self._integer("seed", 0, "")
         self._check_mix()
-        for name in ("eval_fraction", "max_drop_share"):
+        for name in ("eval_fraction", "max_drop_share", "fim_rate", "fim_spm_rate"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
                 raise OptionError(f"{name} must be a share between 0 and 1, got {value!r}")
@@ -213,6 +219,7 @@ class PackConfig:
                 f"expand_turns trains each turn in a sequence of its own, train_on {self.train_on} does not; "
                 "give one of the two"
             )
+        self._check_fim()
         self._choice("labels", LABELS)
         self._choice("engine", ENGINES)
         self._check_address()
@@ -251,6 +258,19 @@ class PackConfig:
             raise OptionError(f"ray_address must be HOST:PORT of a Ray cluster's head, got {address!r}")
         if self.engine != "ray":
             raise OptionError(f"ray_address {address} is for engine ray; give both")
+
+    def _check_fim(self) -> None:
+        if self.fim_tokens is not None and (
+            len(names := self.fim_tokens.split(",")) != 3 or not all(names) or len({*names}) != 3
+        ):
+            raise OptionError(
+                f"fim_tokens must be three tokens as PREFIX,SUFFIX,MIDDLE, got {self.fim_tokens!r}"
+            )
+        if self.fim_rate and self.overflow == "truncate":
+            raise OptionError(
+                f"fim_rate {self.fim_rate:g} puts the middle of a text last, where overflow truncate cuts it "
+                "off: choose error, drop or split"
+            )
 
     def _check_mix(self) -> None:
         self._pairs("weights", (int, float), "a weight")

@@ -88,7 +88,7 @@ def gather_of(
             lines.ids,
             weights,
             lines.extras,
-            is_rollout=lines.token_extras is not None,
+            kind=lines.kind,
             images=images,
             let_go=let_go,
         )
@@ -105,6 +105,8 @@ def gather_of(
         elements = np.arange(0, 2 * len(begins), 2, dtype=np.int32)
     fragments = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), data])
     if weights is not None:  # laid like the tokens, in a file of their own
-        buffers = [None, pa.py_buffer(edges), weights.buffers()[2]]
+        buffers = [None, pa.py_buffer(edges // 4 * lines.kind.itemsize), weights.buffers()[2]]
         weights = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
-    return StoreGather(fragments, elements, lines.lengths, lines.ids, weights, cut=True, let_go=let_go)
+    return StoreGather(
+        fragments, elements, lines.lengths, lines.ids, weights, kind=lines.kind, cut=True, let_go=let_go
+    )

@@ -18,8 +18,10 @@ from padless.runtime.format import IMAGES, ColumnInfo
 if TYPE_CHECKING:
     from padless.packer.tables import SplitLines
 
-VERDICTS = {"pair_id": "int64", "is_chosen": "int8", "label": "int8"}
-"""Extra columns at sequence level, there where any sequence has a value; -1 is none."""
+VERDICTS = {"pair_id": "int64", "is_chosen": "int8", "label": "int8", "margin": "float32"}
+"""Extra columns at sequence level, there where any sequence has a value."""
+NONE_OF = {"margin": 0}
+"""What says that there is no value, where that is not -1."""
 SEQUENCE_COLUMNS = {**VERDICTS, "reward": "float32", "group_id": "int64"}
 """All at sequence level; the last two are of rollouts."""
 GROUP = "pair_id"
@@ -38,42 +40,49 @@ class Judged:
 
     def __init__(self) -> None:
         self.count = 0
-        self.found: list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]] = []
-        """(first sequence, records, verdicts) of chunks in which there are verdicts."""
+        self.found: list[tuple[int, NDArray[np.int64], NDArray[np.uint8], NDArray[np.float32]]] = []
+        """(first sequence, records, verdicts, margins) of chunks in which there are verdicts."""
 
     def add(self, lines: NDArray[np.void], base: int) -> None:
         """The next chunk's sequences; `base` is the number of its first record."""
         if lines["verdict"].any():
-            self.found.append((self.count, base + lines["record"].astype(np.int64), lines["verdict"].copy()))
+            records = base + lines["record"].astype(np.int64)
+            self.found.append((self.count, records, lines["verdict"].copy(), lines["margin"].copy()))
         self.count += len(lines)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """[sequences] each: those of VERDICTS that some sequence has a value of."""
-        columns = {name: _without_value(self.count, kind) for name, kind in VERDICTS.items()}
-        for start, record, verdict in self.found:
+        columns = {name: without_value(name, self.count, kind) for name, kind in VERDICTS.items()}
+        for start, record, verdict, margin in self.found:
             here = slice(start, start + len(record))
             paired = (verdict == CHOSEN) | (verdict == REJECTED)
             columns["pair_id"][here] = np.where(paired, record, -1)
             columns["is_chosen"][here] = np.where(paired, verdict == CHOSEN, -1)
             rated = (verdict == WANTED) | (verdict == UNWANTED)
             columns["label"][here] = np.where(rated, verdict == WANTED, -1)
-        return {name: column for name, column in columns.items() if (column >= 0).any()}
+            columns["margin"][here] = margin
+        return {name: column for name, column in columns.items() if has_value(name, column)}
 
 
-def _without_value(count: int, kind: str) -> NDArray[Any]:
-    return np.full(count, -1, dtype=np.dtype(kind))
+def without_value(name: str, count: int, kind: str) -> NDArray[Any]:
+    """[count] of what says that there is no value."""
+    return np.full(count, NONE_OF.get(name, -1), dtype=np.dtype(kind))
+
+
+def has_value(name: str, column: NDArray[Any]) -> bool:
+    """Whether any sequence has a value in a column of VERDICTS."""
+    return bool((column != NONE_OF.get(name, -1)).any())
 
 
 def extra_columns(splits: Sequence[SplitLines], *, weighted: bool) -> tuple[ColumnInfo, ...]:
     """The extra columns of a build, the same for all its splits; `weighted`: some record weighs its turns."""
     found = [WEIGHTS] if weighted else []
-    for name in splits[0].token_extras or ():
-        found.append(ColumnInfo(name=name, level="token", type="list<float32>"))
+    found += splits[0].token_extras
     for name, kind in SEQUENCE_COLUMNS.items():
         if any(name in split.extras for split in splits):
             found.append(ColumnInfo(name=name, level="sequence", type=f"list<{kind}>"))
             for split in splits:
-                split.extras.setdefault(name, _without_value(len(split.lengths), kind))
+                split.extras.setdefault(name, without_value(name, len(split.lengths), kind))
     if any(split.is_pictured for split in splits):
         found.append(PICTURES)
     return tuple(found)

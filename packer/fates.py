@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer import teacher
 from padless.packer.config import PackConfig
 from padless.packer.lines import (
     DROPPED,
@@ -91,6 +92,9 @@ def apply_policies(
         _drop(status, reason, empty_reply, EMPTY_REPLY)
     too_long = (lengths > config.longest) & (status != DROPPED)
     weights: NDArray[Any] | None = _weights(prepared, sequences)
+    taught = teacher.values_of(prepared.tokens, records, offsets, weights)
+    if taught is not None:
+        weights = taught
     if prepared.rollouts:
         weights = values_of(prepared.rollouts, records, offsets, trained)
     problems: list[Problem] = []

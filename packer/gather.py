@@ -13,11 +13,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.rollouts import VALUES
 from padless.runtime.format import IGNORE_INDEX, IMAGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+WEIGHT = np.dtype("<f4")
+"""What most folders store beside a token: its weight in the loss."""
+LOSS_WEIGHT = "loss_weight"
+
+
+def has_weight(kind: np.dtype[Any]) -> bool:
+    """Whether what is stored beside tokens has their weight."""
+    return kind.names is None or LOSS_WEIGHT in kind.names
 
 
 class Gather(Protocol):
@@ -64,8 +72,8 @@ class StoreGather:
     """Sequence-level columns, [sequences] each."""
     cut: bool = False
     """Fragments, of which all but the first token is trained, whatever the store says."""
-    is_rollout: bool = False
-    """`weights` are VALUES of rollouts."""
+    kind: np.dtype[Any] = WEIGHT
+    """What `weights` have for a token: a number, or several columns (of rollouts, of a teacher)."""
     images: pa.Array | None = None
     """What is told of images, by the elements that `extras` has for them; None: it has the texts."""
     let_go: Callable[[], None] = lambda: None
@@ -106,21 +114,21 @@ class StoreGather:
         return np.frombuffer(self._taken(self.binary, sequences), dtype="<i4")
 
     def stored_weights(self, sequences: NDArray[Any]) -> NDArray[Any]:
-        """What is stored beside their tokens: float32 each, or VALUES."""
-        kind = VALUES if self.is_rollout else np.dtype("<f4")
-        return np.frombuffer(self._taken(self.weights, sequences, kind.itemsize), dtype=kind)
+        """What is stored beside their tokens, of `kind` each."""
+        return np.frombuffer(self._taken(self.weights, sequences, self.kind.itemsize), dtype=self.kind)
 
     @property
     def is_weighted(self) -> bool:
-        return self.weights is not None and not self.is_rollout
+        return self.weights is not None and has_weight(self.kind)
 
     def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
             return self._texts(column) if name == IMAGES and self.images is not None else column
-        if self.is_rollout:
-            return np.ascontiguousarray(self.stored_weights(sequences)[name])
-        found: NDArray[np.float32] = self.stored_weights(sequences).copy()
+        stored = self.stored_weights(sequences)
+        if self.kind.names is not None and name != LOSS_WEIGHT:
+            return np.ascontiguousarray(stored[name])
+        found: NDArray[np.float32] = (stored if self.kind.names is None else stored[LOSS_WEIGHT]).copy()
         found[found == 0] = 1  # the record gives none
         trained = self.values(sequences) < 0
         if self.cut:  # as in `fill`

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from padless.packer.buckets import BucketGather, Buckets
 from padless.packer.gather import Gather, StoreGather
 from padless.packer.plan import PackPlan
-from padless.packer.rollouts import VALUES
 
 Batches = list[tuple[int, int]]
 """Packs [start, stop) of each record batch of a shard."""
@@ -33,11 +32,11 @@ class GatherPart:
     ids: NDArray[np.int64]
     extras: Mapping[str, NDArray[Any]]
     cut: bool
-    is_rollout: bool
+    kind: np.dtype[Any]
     begins: NDArray[np.int64] | None
     """The first byte of each in the file of tokens; None: they lie in buckets."""
     is_weighted: bool
-    """Whether there are weights (or VALUES) at the same places of a file of their own."""
+    """Whether there are weights (or more, of `kind`) at the same places of a file of their own."""
     tokens: Buckets | None
     weights: Buckets | None
 
@@ -56,8 +55,7 @@ class GatherPart:
         tokens = _laid(os.path.join(work, "tokens.bin"), edges)
         if not self.is_weighted:
             return self._over(tokens, None)
-        size = VALUES.itemsize if self.is_rollout else 4
-        return self._over(tokens, _laid(os.path.join(work, "weights.bin"), edges // 4 * size))
+        return self._over(tokens, _laid(os.path.join(work, "weights.bin"), edges // 4 * self.kind.itemsize))
 
     def _over(self, tokens: Any, weights: Any) -> StoreGather:
         return StoreGather(
@@ -68,7 +66,7 @@ class GatherPart:
             weights,
             self.extras,
             cut=self.cut,
-            is_rollout=self.is_rollout,
+            kind=self.kind,
         )
 
 
@@ -95,7 +93,7 @@ def part_of(gather: Gather, plan: PackPlan, batches: Batches) -> tuple[GatherPar
         ids=(sequences if whole.ids is None else whole.ids[sequences]).astype(np.int64),
         extras={name: whole.extra(name, sequences) for name in whole.extras},
         cut=whole.cut,
-        is_rollout=whole.is_rollout,
+        kind=whole.kind,
         begins=begins,
         is_weighted=whole.weights is not None,
         tokens=None if isinstance(gather, StoreGather) else chosen(gather.stored),

@@ -17,6 +17,7 @@ from typing import Any
 
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
+from padless.packer.fim import Fim
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.mixing import Mix
 from padless.packer.published import check_published, read_published
@@ -159,12 +160,19 @@ class Identity:
         return self.special_id("eos", "eos_token")
 
     @cached_property
+    def fim(self) -> Fim | None:
+        """How texts are rearranged; None: they are not."""
+        return Fim.of(self.config, self.tokenizer, self.end_id)
+
+    @cached_property
     def options(self) -> dict[str, Any]:
         """What can change the bytes, as the manifest gives it back, but for what the data decide."""
         found = self.config.recorded()
         found["source_splits"] = [file.split for file in self.files] if self.files[0].split else []
         found["classic_prompts"] = self.config.template == CLASSIC
         found["eos_id"] = self.end_id
+        if self.fim is not None:
+            found["fim_ids"] = list(self.fim.ids)
         rule = rule_of(self.tokenizer)
         if isinstance(rule, ImageRule):
             found["image_rule"] = rule.recorded()

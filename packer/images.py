@@ -66,7 +66,7 @@ class Placer:
             return example
 
         if isinstance(found, Preference):
-            return Preference(placed(found.chosen), placed(found.rejected))
+            return found._replace(chosen=placed(found.chosen), rejected=placed(found.rejected))
         if isinstance(found, Rated | Rollout):
             return found._replace(example=placed(found.example))
         one: Converted = placed(found)

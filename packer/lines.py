@@ -34,6 +34,7 @@ LINE = np.dtype(
         ("split", "u1"),  # its number in `Identity.splits`
         ("empty_reply", "u1"),
         ("verdict", "u1"),
+        ("margin", "<f4"),  # of a pair, on both of its lines
         ("images", "<u4"),  # bytes of what is told of its images
     ]
 )

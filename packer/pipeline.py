@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from padless.packer import teacher
 from padless.packer.buckets import remove_buckets
 from padless.packer.commit import (
     Beside,
@@ -246,6 +247,8 @@ class Build:
         count = len(lines)
         if "rollout" in stage.formats.values():
             enter_rollouts(store, stage.formats, lines, self.files, is_mixed=self.identity.mix is not None)
+        else:
+            teacher.enter(store, lines, self.files)
         if self.identity.mix is not None:
             draw_mix(self.identity.mix, self.identity.splits, store, lines, self.files)
         if self.config.homogeneous:
@@ -360,7 +363,8 @@ class Build:
             raise
 
     def _extras(self, lines: list[SplitLines], gathers: list[Gather]) -> tuple[ColumnInfo, ...]:
-        return extra_columns(lines, weighted=any(gather.is_weighted for gather in gathers))
+        weighted = any(g.is_weighted for g in gathers) and lines[0].is_weighted
+        return extra_columns(lines, weighted=weighted)
 
     def _write_shards(
         self,

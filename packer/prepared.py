@@ -40,6 +40,8 @@ class Batch(NamedTuple):
     plain: bool
     """Special tokens spelled in the text stay text."""
     is_chat: bool
+    before: NDArray[np.int8] | None = None
+    """[texts]: what `Fim` puts before each, where its pieces are the texts; None: a text is a record."""
 
 
 @dataclass
@@ -78,6 +80,8 @@ class Prepared:
     """[examples]: the record that each is of; None: every record is one example."""
     verdicts: list[int] = field(default_factory=list)
     """[examples], where there are owners."""
+    margins: dict[int, float] = field(default_factory=dict)
+    """Of records with pairs, where it is not 0."""
 
     def record_of(self, example: int) -> int:
         return example if self.owners is None else self.owners[example]

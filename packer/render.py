@@ -9,12 +9,24 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from padless.packer import teacher
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.errors import RecordError
 from padless.packer.eval_side import eval_records
+from padless.packer.fim import Fim
 from padless.packer.formats import FORMATS, MIXED, alpaca
-from padless.packer.formats.examples import Chat, Columns, Converted, Example, Pair, Rollout, Text, Tokens
+from padless.packer.formats.examples import (
+    Chat,
+    Columns,
+    Converted,
+    Example,
+    Pair,
+    Preference,
+    Rollout,
+    Text,
+    Tokens,
+)
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.images import COLUMN, Placer, images_in
 from padless.packer.lines import EMPTY, NO_VERDICT
@@ -34,9 +46,15 @@ class Renderer:
     """Everything that rendering needs and that stays the same from chunk to chunk."""
 
     def __init__(
-        self, config: PackConfig, template: ChatTemplate | None, encoder: Encoder, shield: Shield
+        self,
+        config: PackConfig,
+        template: ChatTemplate | None,
+        encoder: Encoder,
+        shield: Shield,
+        fim: Fim | None,
     ) -> None:
         self.config = config
+        self.fim = fim
         self.chats = ChatRenderer(config, template, encoder, shield)
         self.columns = Columns(config.columns)
         self._variables = self.columns.named.get(KWARGS, KWARGS)
@@ -78,6 +96,8 @@ class Renderer:
                 if owners is None:
                     examples.append((record, example))  # type: ignore[arg-type]
                     continue
+                if isinstance(example, Preference) and example.margin:
+                    found.margins[record] = example.margin
                 several = examples_of(example, self.config)
             except RecordError as error:
                 number = record
@@ -160,6 +180,7 @@ class Renderer:
                 if isinstance(example, Pair) and not example.completion:
                     found.empty_replies.append(record)
         found.tokens = [item for item in found.tokens if item[0] not in found.dropped]
+        teacher.check_chunk(found)
         self.chats.render(found, chats)
         self._render_plain(found, plain)
 
@@ -191,8 +212,12 @@ class Renderer:
             return
         texts = [example.text for _, example in plain if isinstance(example, Text)]
         if len(texts) == len(plain):
+            before = None
+            if self.fim is not None:
+                texts, before = self.fim.cut(texts)
             whole = whole_texts(texts, normalizes=self._normalizes)
-            found.batches.append(Batch([n for n, _ in plain], whole, not self.config.allow_special, False))
+            records = [n for n, _ in plain]
+            found.batches.append(Batch(records, whole, not self.config.allow_special, False, before))
             return
         marks = choose_marks(leaf for _, example in plain for leaf in leaves(example))
         if marks is None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from padless.packer.commit import Facts
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.extra_columns import GROUP, GROUPS, VERDICTS, group_column
+from padless.packer.extra_columns import GROUP, GROUPS, VERDICTS, group_column, has_value
 from padless.packer.folder_tokens import Elements, Segment, full_segments, renumbered, stored_segments
 from padless.packer.gather import Gather
 from padless.packer.made_anew import MadeAnew, make_anew
@@ -133,6 +133,12 @@ class Repack(Build):
                     f"output {self.config.output} and {folder} lie in each other: give another --output"
                 )
         firsts = self.identity_of_repack.firsts
+        if self.config.fim_rate and any(first.seed != self.config.seed for first in firsts):
+            raise InputError(
+                f"--seed {self.config.seed} would rearrange other texts for filling in the middle than "
+                f"{firsts[0].seed} did, and no packed folder has them as they were: leave --seed out, or "
+                "build again"
+            )
         if self.config.eval_fraction and any(first.seed != self.config.seed for first in firsts):
             raise InputError(
                 f"--seed {self.config.seed} would choose another validation split than {firsts[0].seed} did, "
@@ -266,7 +272,7 @@ class Repack(Build):
         absent = {
             name
             for name in (*VERDICTS, *GROUPS)
-            if not any((split.extras[name] >= 0).any() for split in lines if name in split.extras)
+            if not any(has_value(name, split.extras[name]) for split in lines if name in split.extras)
         }
         for split in lines:
             for name in absent:

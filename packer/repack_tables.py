@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.errors import InputError
-from padless.packer.extra_columns import GROUP, PICTURES
+from padless.packer.extra_columns import GROUP, PICTURES, without_value
 from padless.packer.folder_tokens import Elements, FolderGather, Segment, renumbered
 from padless.packer.fragments import Cutter
 from padless.packer.lines import LINE, REASONS, STATUSES, WHOLE
@@ -82,7 +82,7 @@ def sequence_columns(
         if column == PICTURES:
             values: NDArray[Any] = np.full(lines, "", dtype=object)
         else:
-            values = np.full(lines, -1, dtype=column.type[5:-1])
+            values = without_value(column.name, lines, column.type[5:-1])
         if any(stored.name == column.name for stored in reader.manifest.extras):
             for batch in reader.batches():
                 values[batch.flat("sequence_ids")] = batch.flat(column.name)

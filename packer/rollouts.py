@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from padless.packer.errors import InputError
 from padless.packer.formats.examples import Rollout
 from padless.packer.formats.rollout import BY_TOKEN
+from padless.runtime.format import ColumnInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +68,10 @@ def enter(splits: Sequence[SplitLines], binary: pa.Array, values: pa.Array) -> N
                 f"{count:,} of {total:,} rollouts have {name}: give it for all of them or for none"
             )
     for split, first in zip(splits, firsts, strict=True):
-        split.token_extras = tuple(name for name in BY_TOKEN if given[name])
+        split.kind = VALUES
+        split.token_extras = tuple(
+            ColumnInfo(name=name, level="token", type="list<float32>") for name in BY_TOKEN if given[name]
+        )
         if given["reward"]:
             split.extras["reward"] = np.ascontiguousarray(first["reward"])
         if any((one["group_id"] >= 0).any() for one in firsts):

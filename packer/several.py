@@ -32,6 +32,7 @@ from padless.packer.strategies.constraints import padded_lengths
 
 if TYPE_CHECKING:
     from padless.packer.prepared import Prepared
+    from padless.packer.spans import Spanned
 
 KWARGS = "chat_template_kwargs"
 """The column with a record's own variables for the chat template."""
@@ -73,7 +74,7 @@ def _by_turn(chat: Chat, config: PackConfig) -> list[Chat]:
 def as_chat(example: Any) -> Any:
     """Pairs of strings as two turns each, when a template was asked for."""
     if isinstance(example, Preference):
-        return Preference(as_chat(example.chosen), as_chat(example.rejected))
+        return example._replace(chosen=as_chat(example.chosen), rejected=as_chat(example.rejected))
     if isinstance(example, Rated | Rollout):
         return example._replace(example=as_chat(example.example))
     if not isinstance(example, Pair):
@@ -107,11 +108,37 @@ def with_variables(found: Converted, value: Any, name: str) -> Converted:
         return example._replace(variables=variables) if isinstance(example, Chat) else example
 
     if isinstance(found, Preference):
-        return Preference(varied(found.chosen), varied(found.rejected))
+        return found._replace(chosen=varied(found.chosen), rejected=varied(found.rejected))
     if isinstance(found, Rated | Rollout):
         return found._replace(example=varied(found.example))
     one: Converted = varied(found)
     return one
+
+
+def with_one_boundary(
+    prepared: Prepared, records: NDArray[np.int64], spanned: Spanned, chats: frozenset[int]
+) -> Spanned:
+    """Spans in which the answers of a pair of strings begin behind the same prompt ids.
+
+    A token over the seam of prompt and answer belongs to the answer, and there may be one on one side alone
+    ("Cost: " + "$12"); a chat's template leaves none. Both answers then begin where the two sequences part,
+    at the latest where the earlier one begins; the ids stay those of the whole texts (as TRL has it since its
+    pull request 1153).
+    """
+    chosen = [n for n, verdict in enumerate(prepared.verdicts) if verdict == CHOSEN and n not in chats]
+    places = np.searchsorted(records, chosen)
+    starts = spanned.span_start.copy()
+    for place, example in zip(places.tolist(), chosen, strict=True):
+        pair = records[place : place + 2].tolist()
+        mine = slice(*np.searchsorted(spanned.span_text, [place, place + 2]))
+        if pair != [example, example + 1] or spanned.span_text[mine].tolist() != [place, place + 1]:
+            continue  # one was refused
+        first, second, end = spanned.offsets[place : place + 3].tolist()
+        one, two = starts[mine] - (first, second)
+        begin = int(min(one, two, second - first, end - second))
+        apart = np.flatnonzero(spanned.ids[first : first + begin] != spanned.ids[second : second + begin])
+        starts[mine] = (first, second) + np.minimum(begin, apart[0] if len(apart) else begin)
+    return spanned._replace(span_start=starts)
 
 
 def merge(
@@ -129,6 +156,10 @@ def merge(
     number = lines["record"]
     record = np.asarray(prepared.owners, dtype=np.int64)[number]
     lines["verdict"] = np.asarray(prepared.verdicts, dtype=np.uint8)[number]
+    if prepared.margins:
+        margins = np.zeros(prepared.count, dtype=np.float32)
+        margins[list(prepared.margins)] = list(prepared.margins.values())
+        lines["margin"] = margins[record]
     count = prepared.count
     gone = lines["length"] == 0
     incomplete = np.bincount(record[gone], minlength=count) > 0

@@ -16,9 +16,10 @@ from padless.packer.copies import goes_on
 from padless.packer.errors import InputError
 from padless.packer.extra_columns import Judged
 from padless.packer.fragments import Fragments
+from padless.packer.gather import WEIGHT
 from padless.packer.lines import DROPPED, REASONS, STATUSES
 from padless.packer.token_store import ChunkStore
-from padless.runtime.format import IMAGES
+from padless.runtime.format import IMAGES, ColumnInfo
 
 if TYPE_CHECKING:
     pass
@@ -47,8 +48,12 @@ class SplitLines:
     """Of each source: records, those of them that were dropped, and tokens as packed, copies included."""
     extras: dict[str, NDArray[Any]] = field(default_factory=dict)
     """[sequences] each: the columns of SEQUENCE_COLUMNS that some sequence has a value of."""
-    token_extras: tuple[str, ...] | None = None
-    """Columns at token level that rollouts have; None: these are no rollouts."""
+    kind: np.dtype[Any] = WEIGHT
+    """What the store has beside each token, where it has anything."""
+    is_weighted: bool = True
+    """Whether weights are among that."""
+    token_extras: tuple[ColumnInfo, ...] = ()
+    """Columns at token level beyond the weights."""
     continued: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Numbers of the sequences that go on with the record of the one before (`--overflow split`)."""
     sources: NDArray[np.int32] | None = None

@@ -64,6 +64,8 @@ class Entry(NamedTuple):
     """Bytes for each of its tokens in the file of weights, the same for all chunks that have any."""
     behind: int = 0
     """Entries behind its tokens that hold what is told of its images."""
+    weighs: bool = False
+    """Whether a weight is given for any of its tokens, where the file of weights has a teacher's say too."""
     problems: tuple[Problem, ...] = ()
 
 
@@ -227,6 +229,7 @@ class ChunkStore:
             check=_check(values, result.lines, result.weights),
             weighted=0 if result.weights is None else result.weights.itemsize,
             behind=len(values) - len(result.values),
+            weighs=_weighs(result.weights),
             problems=tuple(result.problems[:MOST_PROBLEMS]),
         )
 
@@ -299,12 +302,17 @@ class ChunkStore:
         return any(entry.weighted for entry in self.entries.values())
 
     @property
+    def weighs(self) -> bool:
+        """The same, of records with a teacher."""
+        return any(entry.weighs for entry in self.entries.values())
+
+    @property
     def weight_bytes(self) -> int:
         """What a token takes in the file of weights."""
         return max((entry.weighted for entry in self.entries.values()), default=0) or 4
 
     def map_weights(self) -> mmap.mmap:
-        """The weights (float32, or VALUES of rollouts) of all tokens, mapped; call it where `is_weighted`."""
+        """The weights (or what else there is) of all tokens, mapped; call it where `is_weighted`."""
         size = os.fstat(self._tokens).st_size // 4 * self.weight_bytes
         os.ftruncate(self._weights, size)
         return self._map(self._weights, size)
@@ -349,6 +357,11 @@ def _check(values: NDArray[np.int32], lines: NDArray[np.void], weights: NDArray[
     if weights is not None:
         digest.update(_bytes(weights))
     return digest.hexdigest()
+
+
+def _weighs(weights: NDArray[Any] | None) -> bool:
+    names = None if weights is None else weights.dtype.names
+    return weights is not None and "loss_weight" in (names or ()) and bool(weights["loss_weight"].any())
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:

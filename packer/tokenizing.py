@@ -122,7 +122,7 @@ class Tokenizing:
             variables = {**self.identity.tokenizer.named_tokens(), **self.config.template_args}
             name = self.config.template or "of the tokenizer"
             template = ChatTemplate(self.identity.template, variables, name)
-        return ChunkWork(self.config, template, encoder, self.identity.end_id)
+        return ChunkWork(self.config, template, encoder, self.identity.end_id, self.identity.fim)
 
     def _again(self, *, exact_cuts: bool) -> Iterator[Task]:
         """All tasks from the first, where something that was taken on trust has proved wrong."""
@@ -194,6 +194,11 @@ class Tokenizing:
             raise InputError(
                 f"--overflow split is for text: a fragment of {file.name} ({name}) would begin in "
                 "mid-conversation; choose error, drop or truncate"
+            )
+        if self.config.fim_rate and name != "text":
+            raise InputError(
+                f"--fim-rate {self.config.fim_rate:g} is for text: {file.name} ({name}) has no middle to be "
+                "filled in; leave it out, or build texts apart"
             )
         if self.config.expand_turns and name == "preference":
             raise InputError(

@@ -1,4 +1,4 @@
-"""Losses of preference and RL training over packed batches: DPO, SimPO, ORPO, KTO, reward models, GRPO.
+"""Losses over packed batches: DPO, SimPO, ORPO, KTO, reward models, GRPO, distillation.
 
     logps = sequence_logps(model(**inputs).logits, batch)              # [N], packer's pairs side by side
     losses = dpo_losses(logps, reference_logps, pairs_of(batch))       # [P], one a pair
@@ -167,3 +167,46 @@ def grpo_losses(
 def _log1mexp(logps: torch.Tensor) -> torch.Tensor:
     """log(1 - p), exact where p is near 1; an answer of probability 1 counts as just below."""
     return torch.log(-torch.expm1(logps.clamp(max=-1e-7)))
+
+
+def distillation_losses(
+    logits: torch.Tensor, batch: VarlenBatch, *, temperature: float = 1.0, rest: bool = True
+) -> torch.Tensor:
+    """KL(teacher || model) over the teacher's candidates of each trained token, 0 elsewhere: [1, T].
+
+    `logits` [1, T, V] of the whole batch; the batch's `teacher_ids` and `teacher_logprobs` [1, T, K] are
+    aligned with its labels: row t is about token t, so the logits of t - 1 answer to it. With `rest` all
+    other tokens count as one candidate more, with what is left of both distributions; without it those of
+    the candidates are renormalized, and only then `temperature` divides both sides' logarithms (Hinton et al.
+    2015; the loss is times its square, so that gradients keep their size). Multiply by the batch's
+    `loss_weight` where it has one, and divide the sum by `step_targets(batches)`. Raises CollateError without
+    the columns, or for `rest` with a temperature.
+    """
+    if missing := [name for name in ("teacher_ids", "teacher_logprobs") if name not in batch]:
+        raise CollateError(
+            f"the batch has no {' and no '.join(missing)}: a teacher's candidates come from tokenized "
+            "records with both columns"
+        )
+    if temperature <= 0 or (rest and temperature != 1):
+        raise CollateError(
+            f"temperature is {temperature}: it must be above 0, and 1 with rest=True (what is left of a "
+            "distribution has no logarithm to divide)"
+        )
+    scores = logits.reshape(-1, logits.shape[-1])[:-1].float()
+    ids, theirs = batch["teacher_ids"][0, 1:].long(), batch["teacher_logprobs"][0, 1:].float()
+    ours = scores.gather(-1, ids)
+    if rest:
+        ours = _with_rest(ours - scores.logsumexp(-1, keepdim=True))
+        theirs = _with_rest(theirs)
+    else:
+        ours, theirs = (one / temperature for one in (ours, theirs))
+        ours, theirs = (one - one.logsumexp(-1, keepdim=True) for one in (ours, theirs))
+    apart = (theirs.exp() * (theirs - ours)).sum(-1) * temperature**2
+    trained = batch["labels"][0, 1:] != IGNORE_INDEX
+    return torch.nn.functional.pad(torch.where(trained, apart, 0), (1, 0))[None]
+
+
+def _with_rest(logps: torch.Tensor) -> torch.Tensor:
+    """[T, K] with one column more: the logarithm of what the candidates leave, at least 1e-7."""
+    left = 1 - logps.exp().sum(-1, keepdim=True)
+    return torch.cat([logps, left.clamp(min=1e-7).log()], -1)

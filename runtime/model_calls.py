@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from padless.runtime.attention import boundaries_of
 from padless.runtime.errors import ModelError
+from padless.runtime.model_families import convolves
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
@@ -29,6 +30,7 @@ class PackedCalls:
             for name, parameter in inspect.signature(decoder.forward).parameters.items()
             if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
+        self._convolves = any(map(convolves, decoder.modules()))
         self.first: Callable[[nn.Module], None] | None = None
         """Called with the decoder, once, before the first call with boundaries."""
 
@@ -40,7 +42,11 @@ class PackedCalls:
         if self.first is not None:
             self._run_first(decoder)
         kwargs = dict(zip(self._names, args, strict=False)) | kwargs
-        return (), packed_arguments(kwargs)
+        kwargs = packed_arguments(kwargs)
+        if self._convolves and kwargs.get("seq_idx") is None:  # a collator may know nothing of it
+            ids = kwargs["position_ids"]
+            kwargs["seq_idx"] = _numbers(kwargs["cu_seq_lens_q"], *ids.shape[-2:])
+        return (), kwargs
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run_first(self, decoder: nn.Module) -> None:
@@ -98,6 +104,12 @@ def packed_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _readable(bounds: Tensor) -> bool:
     """Whether values can be looked at without waiting for a device or breaking a graph."""
     return bounds.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _numbers(bounds: Tensor, batch: int, tokens: int) -> Tensor:
+    """[B, T] int32: the number of each token's sequence, without waiting for a device."""
+    numbers = torch.arange(len(bounds) - 1, dtype=torch.int32, device=bounds.device)
+    return torch.repeat_interleave(numbers, bounds.diff(), output_size=batch * tokens).view(batch, tokens)
 
 
 def _positions(bounds: Tensor, batch: int, tokens: int) -> Tensor:

@@ -20,6 +20,8 @@ from padless.runtime.errors import ModelError
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 ROTATION = "apply_rotary_pos_emb"
+CONVOLUTION = "causal_conv1d_fn"
+"""What transformers' Mamba, gated-delta and short-conv layers call, before whatever recurrence they have."""
 OFFSET_POSITIONS = "create_position_ids_from_input_ids"
 
 
@@ -62,10 +64,12 @@ class Decoder:
 
     @property
     def without_attention(self) -> tuple[tuple[str, nn.Module], ...]:
-        """Layers whose tokens meet by other ways than attention: recurrence, convolution."""
+        """Layers whose tokens meet by other ways than attention alone: recurrence, convolution."""
         found = set(self.attention)
         return tuple(
-            (name, layer) for name, layer in self.layers if not any(part in found for part in layer.modules())
+            (name, layer)
+            for name, layer in self.layers
+            if not any(part in found for part in layer.modules()) or any(map(convolves, layer.modules()))
         )
 
 
@@ -116,6 +120,12 @@ def computes_attention(module: nn.Module) -> bool:
     """Whether a module's forward asks transformers' attention interface for a function."""
     code = getattr(code_of(module), "__code__", None)
     return code is not None and INTERFACE in code.co_names
+
+
+def convolves(module: nn.Module) -> bool:
+    """Whether a module's forward runs a causal convolution over the tokens."""
+    code = getattr(code_of(module), "__code__", None)
+    return code is not None and CONVOLUTION in code.co_names
 
 
 def mentions(function: Callable[..., Any], word: str) -> bool:

@@ -62,8 +62,8 @@ def prepare_model(
     if decoder.without_attention and check is False:
         name, layer = decoder.without_attention[0]
         raise ModelError(
-            f"{name} ({type(layer).__name__}) has no attention; whether it keeps sequences apart depends on "
-            "the kernels that are installed, so check=False is refused"
+            f"{name} ({type(layer).__name__}) has no attention, or more than that; whether it keeps "
+            "sequences apart depends on the kernels that are installed, so check=False is refused"
         )
     if data is not None:
         check_data(ModelFacts.of_model(model), data, attention)

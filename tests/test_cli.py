@@ -41,8 +41,8 @@ BUILD_OPTIONS = """
     --tokenizer --max-length --output --format --column --split --subset --revision --text-by --limit
     --weight --max-records --max-tokens --mix-by --mix-target --max-repeats
     --template --template-arg --image-root --system
-    --train-on --expand-turns --bos --eos --allow-special --strategy --overflow --max-sequences-per-pack
-    --align --packs-multiple --plan-window --homogeneous --on-bad-record
+    --train-on --expand-turns --bos --eos --allow-special --fim-rate --fim-spm-rate --fim-tokens --strategy
+    --overflow --max-sequences-per-pack --align --packs-multiple --plan-window --homogeneous --on-bad-record
     --on-empty-reply --max-drop-share --eval-fraction --eval-source --eval-strategy --labels --shard-size
     --compression --workers --engine --ray-address --seed --config --force --quiet --profile --json
 """.split()

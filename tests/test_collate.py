@@ -51,6 +51,12 @@ def make_pack(*sequences: list[int], first_id: int = 0, **changes: Any) -> Pack:
     return replace(pack, **changes)
 
 
+def test_the_longest_length_is_of_a_sequence_and_not_of_the_batch() -> None:
+    """BR-173: 8 packs of one sequence of 120 tokens each."""
+    batch = collate([make_pack([*range(120)], first_id=number) for number in range(8)])
+    assert (batch["max_length_q"], batch["max_length_k"], batch["input_ids"].shape[1]) == (120, 120, 960)
+
+
 def as_lists(batch: VarlenBatch) -> dict[str, Any]:
     return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in batch.items()}
 

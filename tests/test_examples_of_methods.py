@@ -34,6 +34,16 @@ def test_losses_over_answers_fall(name: str) -> None:
     assert len(losses) == 4 and losses[-1] < losses[0] - 0.02
 
 
+def test_documents_with_the_middle_last_are_learnt() -> None:
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+) over", run("pretraining.py"))]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.02
+
+
+def test_a_model_comes_nearer_to_its_teacher() -> None:
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+) over", run("distillation.py"))]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.02
+
+
 def test_what_is_said_of_images_is_learnt() -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+) over 36 images", run("vision_language.py"))]
     assert len(losses) == 6 and losses[-1] < losses[0] - 0.5

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from ranks import shard_rank
 from tiny_models import packed, tiny
 from torch import Tensor, nn
@@ -148,62 +147,6 @@ def test_no_check_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="padless"):
         prepare_model(tiny("llama"), check=False)
     assert "LlamaForCausalLM is not checked" in caplog.text
-
-
-HYBRID: dict[str, Any] = dict(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=40,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    pad_token_id=0,
-)
-
-
-def hybrids() -> dict[str, Any]:
-    return {
-        "lfm2": transformers.Lfm2ForCausalLM(
-            transformers.Lfm2Config(**HYBRID, layer_types=["conv", "full_attention"])
-        ),
-        "qwen3_next": transformers.Qwen3NextForCausalLM(
-            transformers.Qwen3NextConfig(
-                **HYBRID,
-                head_dim=8,
-                layer_types=["linear_attention", "full_attention"],
-                linear_num_key_heads=2,
-                linear_num_value_heads=2,
-                linear_key_head_dim=8,
-                linear_value_head_dim=8,
-                num_experts=2,
-                num_experts_per_tok=1,
-                moe_intermediate_size=16,
-                shared_expert_intermediate_size=16,
-            )
-        ),
-        "bamba": transformers.BambaForCausalLM(
-            transformers.BambaConfig(
-                **HYBRID,
-                attn_layer_indices=[1],
-                mamba_n_heads=4,
-                mamba_d_head=16,
-                mamba_d_state=8,
-                mamba_n_groups=1,
-                mamba_expand=2,
-            )
-        ),
-    }
-
-
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "bamba"])
-def test_recurrent_layers_on_their_torch_fallback_are_refused(family: str) -> None:
-    """BR-006, BR-007: without kernels that know boundaries a hybrid model is not trained packed."""
-    for check in (True, "auto"):
-        model = hybrids()[family].eval()
-        with pytest.raises(IsolationError, match=r"cannot run this batch|layers\.0"):
-            prepare_model(model, check=check)(**packed(LENGTHS).model_inputs())
-    with pytest.raises(ModelError, match="check=False is refused"):
-        prepare_model(hybrids()[family], check=False)
 
 
 def test_sharded_models_are_checked_by_all_ranks_at_their_first_packed_batch() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from building import assert_verified, build, built, pack, sequence_table, write_lines
-from toys import BOS, CHAT, END, EOS, packed, refused, targets, turns, word_tokenizer
+from building import assert_verified, build, built, files_of, pack, sequence_table, write_lines
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from toys import BOS, CHAT, END, EOS, byte_tokenizer, packed, refused, targets, turns, word_tokenizer
 
 from padless.packer.errors import InputError, RecordError
 from padless.packer.formats import FORMATS, detect
@@ -268,3 +272,93 @@ def test_a_label_that_is_a_number_is_asked_about_and_taken_as_told(row: dict[str
         detect(row, USUAL, "rows.jsonl")
     found = FORMATS["preference"].convert(row, USUAL)
     assert isinstance(found, Rated) and found.label is bool(label)
+
+
+SEAM = {"prompt": "Cost: ", "chosen": "12", "rejected": "$12"}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_both_answers_of_strings_begin_behind_the_same_prompt_ids(tmp_path: Path, swapped: bool) -> None:
+    """BR-178: a merge over the seam (space and $) on one side moves the boundary on both, and no id."""
+    tokenizer = byte_tokenizer(tmp_path / "bytes", (" ", "$"), template=None)
+    library = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    row = {**SEAM, "chosen": "$12", "rejected": "12"} if swapped else SEAM
+    found = packed(tmp_path, [row, {**SEAM, "rejected": "13"}], tokenizer)
+    texts = [row["prompt"] + row["chosen"], row["prompt"] + row["rejected"]]
+    assert [ids for ids, _ in found[:2]] == [[*library.encode(text).ids, EOS] for text in texts]
+    prompts = [ids[: labels.index(next(t for t in labels if t != -100))] for ids, labels in found[:2]]
+    assert prompts[0] == prompts[1] == library.encode("Cost:").ids
+    assert targets(found[:2]) == [[*library.encode(text).ids[5:], EOS] for text in texts]
+    assert targets(found[2:]) == [[*library.encode(text).ids, EOS] for text in ("12", "13")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(*[st.text("ab $", max_size=4)] * 3), min_size=1, max_size=4))
+def test_whatever_merges_the_prompts_of_a_pair_are_the_same(rows: list[tuple[str, str, str]]) -> None:
+    merges = [("a", "b"), (" ", "$"), ("b", "a"), ("a", "a"), ("$", "$")]
+    with TemporaryDirectory() as scratch:
+        tokenizer = byte_tokenizer(Path(scratch) / "bytes", *merges, template=None)
+        given_rows = [{"prompt": "x" + p, "chosen": c, "rejected": r} for p, c, r in rows]
+        found = packed(Path(scratch), given_rows, tokenizer, "--format", "preference")
+    assert len(found) == 2 * len(rows)
+    for (ids, labels), (other, others) in zip(found[::2], found[1::2], strict=True):
+        begin = next(place for place, label in enumerate(labels) if label != -100)
+        assert begin == next(place for place, label in enumerate(others) if label != -100)
+        assert ids[:begin] == other[:begin]
+        assert labels[begin:] == ids[begin:] and others[begin:] == other[begin:]
+
+
+def test_margins_are_a_column_of_both_sequences_through_repack_and_plans(tmp_path: Path, words: Path) -> None:
+    rows = [
+        {"prompt": [ASK], "chosen": [YES], "rejected": [NO], "margin": margin}
+        for margin in (0.5, None, 2, -1.25, 0)
+    ]
+    packed(tmp_path, rows, words)
+    expected = [0.5, 0.5, 0, 0, 2, 2, -1.25, -1.25, 0, 0]
+
+    def margins(folder: Path, **options: Any) -> list[float]:
+        reader = PackedReader(folder, **options)
+        found = {}
+        for one in reader:
+            found.update(zip(one.sequence_ids.tolist(), one.extras["margin"].tolist(), strict=True))
+        return [found[number] for number in sorted(found)]
+
+    assert margins(tmp_path / "packed") == expected
+    kinds = {column.name: column.type for column in PackedReader(tmp_path / "packed").manifest.extras}
+    assert kinds["margin"] == "list<float32>"
+    assert_verified(tmp_path / "packed")
+    assert pack("repack", tmp_path / "packed", "--output", tmp_path / "again", "--max-length", 32).code == 0
+    built(
+        tmp_path / "rows.jsonl",
+        tmp_path / "fresh",
+        "--tokenizer",
+        words,
+        "--max-length",
+        32,
+        "--max-drop-share",
+        1,
+    )
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "fresh")
+    assert pack("repack", tmp_path / "packed", "--plan-only", "other", "--seed", 3).code == 0
+    assert margins(tmp_path / "packed", plan="other") == expected
+    batch = collate(list(PackedReader(tmp_path / "packed")))
+    assert sorted(batch["margin"].tolist()) == sorted(expected)
+
+
+def test_without_margins_there_is_no_such_column_and_a_folder_without_joins_one_with(
+    tmp_path: Path, words: Path
+) -> None:
+    plain = {"prompt": [ASK], "chosen": [YES], "rejected": [NO]}
+    for name, row in (("one", plain), ("two", {**plain, "margin": 1.5})):
+        source = write_lines(tmp_path / f"{name}.jsonl", [row])
+        built(source, tmp_path / name, "--tokenizer", words)
+    assert "margin" not in {column.name for column in PackedReader(tmp_path / "one").manifest.extras}
+    assert pack("repack", tmp_path / "one", tmp_path / "two", "--output", tmp_path / "both").code == 0
+    values = [value for one in PackedReader(tmp_path / "both") for value in one.extras["margin"].tolist()]
+    assert sorted(values) == [0, 0, 1.5, 1.5]
+
+
+@pytest.mark.parametrize("margin", ["2", True, 1e39, [1]])
+def test_a_margin_that_is_no_number_is_refused(tmp_path: Path, words: Path, margin: Any) -> None:
+    row = {"prompt": [ASK], "chosen": [YES], "rejected": [NO], "margin": margin}
+    assert "margin must be a finite number" in refused(tmp_path, [row], words)

@@ -77,8 +77,10 @@ def word_tokenizer(
     return _save(folder, tokenizer, template, pad, bos)
 
 
-def byte_tokenizer(folder: Path, *merges: tuple[str, str], template: str | None = CHAT) -> Path:
-    """A folder with a byte-level BPE over the 256 bytes and just these merges."""
+def byte_tokenizer(
+    folder: Path, *merges: tuple[str, str], template: str | None = CHAT, added: tuple[str, ...] = ()
+) -> Path:
+    """A folder with a byte-level BPE over the 256 bytes and just these merges; `added` are further tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {name: number for number, name in enumerate([*SPECIAL, *letters])}
     spelled = [tuple(part.replace("\n", "Ċ").replace(" ", "Ġ") for part in pair) for pair in merges]
@@ -88,6 +90,7 @@ def byte_tokenizer(folder: Path, *merges: tuple[str, str], template: str | None 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    tokenizer.add_tokens([AddedToken(name, special=False) for name in added])
     return _save(folder, tokenizer, template, "<pad>", "<bos>")
 
 

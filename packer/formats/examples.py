@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from padless.packer.errors import RecordError
 
 Message = dict[str, Any]
@@ -48,6 +51,8 @@ class Tokens(NamedTuple):
     labels: list[int] | None
     weights: list[float] | None = None
     """Of each token in the loss, none of them 0 where it is trained; None: all 1."""
+    teacher: NDArray[np.void] | None = None
+    """A teacher's candidates for each token (packer/teacher.py)."""
 
 
 Example = Chat | Pair | Text | Tokens
@@ -58,6 +63,8 @@ class Preference(NamedTuple):
 
     chosen: Chat | Pair
     rejected: Chat | Pair
+    margin: float = 0.0
+    """How much better the chosen one is; 0 where nobody says."""
 
 
 class Rated(NamedTuple):

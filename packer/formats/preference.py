@@ -1,7 +1,7 @@
 """Judged answers: pairs of a better and a worse one, or single ones with a label.
 
     {"prompt": ..., "chosen": ..., "rejected": ...}                 two sequences, tied by pair_id
-    {"chosen": [turns], "rejected": [turns]}                        the prompt is the turns that they share
+    {"chosen": [turns], "rejected": [turns], "margin": 1.5}         the prompt is the turns that they share
     {"prompt": ..., "completion": ..., "label": true}               one sequence with its label
     {"messages": [turns], "label": true}                            the same; its last turn is judged
 
@@ -21,6 +21,8 @@ from padless.packer.formats.messages import TOOLS, tools_of
 from padless.packer.formats.prompt_completion import PROMPT, joined
 
 LABEL = ("label", "kto_tag")
+_MOST_MARGIN = 3e38
+"""It is stored as float32."""
 _TURN_MARK = "\n\nAssistant:"
 """Where an answer begins in dialogues that are one string (Anthropic's HH-RLHF)."""
 
@@ -51,7 +53,18 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Converted:
     chosen, rejected = columns.value(row, "chosen"), columns.value(row, "rejected")
     tools = tools_of(row, columns.find(row, *TOOLS))
     prompt, chosen, rejected = _prompt(row, columns, chosen, rejected)
-    return Preference(joined(prompt, chosen, tools, "chosen"), joined(prompt, rejected, tools, "rejected"))
+    margin = columns.find(row, "margin")
+    return Preference(
+        joined(prompt, chosen, tools, "chosen"),
+        joined(prompt, rejected, tools, "rejected"),
+        0.0 if margin is None or row[margin] is None else _margin(row[margin]),
+    )
+
+
+def _margin(value: Any) -> float:
+    if type(value) not in (int, float) or not abs(value) <= _MOST_MARGIN:
+        raise RecordError(f"margin must be a finite number, got {value!r}")
+    return float(value)
 
 
 def _prompt(row: Mapping[str, Any], columns: Columns, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:

@@ -1,4 +1,4 @@
-"""`input_ids` that somebody made before, with labels or a mask of what is trained, and loss weights."""
+"""`input_ids` that somebody made before, with labels or a mask, loss weights, and a teacher's candidates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from padless.packer import teacher
 from padless.packer.errors import RecordError
 from padless.packer.formats.conversation import MOST_WEIGHT
 from padless.packer.formats.examples import Columns, Example, Tokens
@@ -28,7 +29,9 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     _check_one_sequence(row)
     found = _with_labels(row, columns)
     name = columns.find(row, "loss_weight")
-    return found if name is None or row[name] is None else _weighed(found, row[name], name)
+    if name is not None and row[name] is not None:
+        found = _weighed(found, row[name], name)
+    return found._replace(teacher=teacher.read(row, columns, len(found.input_ids)))
 
 
 def _check_one_sequence(row: Mapping[str, Any]) -> None:

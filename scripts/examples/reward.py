@@ -20,7 +20,7 @@ def main() -> None:
         stream = PackedStream(packed(Path(folder), ROWS), packs_per_batch=2)
         for epoch in range(4):
             total, count = 0.0, 0
-            for batch in stream:
+            for batch in stream:  # batch["margin"] is there where records have one; then give it, too
                 inputs = {name: value for name, value in batch.model_inputs().items() if name != "labels"}
                 hidden = model.model(**inputs).last_hidden_state[0]
                 rewards = head(hidden[sequence_ends(batch)])[:, 0]  # [N], by boundaries, never by padding

@@ -27,12 +27,8 @@ def packed(folder: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
     """Rows as a packed folder; on the command line this is `pack-dataset build rows.jsonl ...`."""
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = folder / "packed"
-    options = {"max_length": 256, "workers": 1, **options}
-    pack_dataset(
-        PackConfig(
-            sources=(str(folder / "rows.jsonl"),), tokenizer=str(TOKENIZER), output=str(output), **options
-        )
-    )
+    options = {"tokenizer": str(TOKENIZER), "max_length": 256, "workers": 1, **options}
+    pack_dataset(PackConfig(sources=(str(folder / "rows.jsonl"),), output=str(output), **options))
     return output
 
 

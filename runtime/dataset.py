@@ -130,8 +130,12 @@ def step_order(
     balance: str | None,
     tokens_per_batch: int | None = None,
     pads: bool = False,
+    checked: bool = True,
 ) -> StepOrder | BucketOrder:
-    """The order of a reader's packs in steps of all ranks; raises StreamError for wrong options."""
+    """The order of a reader's packs in steps of all ranks; raises StreamError for wrong options.
+
+    `checked`: that every length fills a step is one of them; otherwise an epoch may leave all of one out.
+    """
     if packs_per_batch < 1:
         raise StreamError(f"packs_per_batch is {packs_per_batch}; a batch takes at least 1 pack")
     if world_size < 1:
@@ -156,10 +160,12 @@ def step_order(
         raise StreamError(
             f"packs_per_batch is {packs_per_batch} and tokens_per_batch {tokens_per_batch}: give one of them"
         )
-    return _by_length(reader, whole, tokens_per_batch, pads)
+    return _by_length(reader, whole, tokens_per_batch, pads, checked)
 
 
-def _by_length(reader: PackedReader, whole: StepOrder, tokens: int, pads: bool) -> StepOrder | BucketOrder:
+def _by_length(
+    reader: PackedReader, whole: StepOrder, tokens: int, pads: bool, checked: bool
+) -> StepOrder | BucketOrder:
     """Steps of packs of one length each, as many as `tokens` a batch and rank have room for."""
     longest, ranks = reader.buckets[-1].max_length, whole.group
     if tokens < longest:
@@ -179,7 +185,7 @@ def _by_length(reader: PackedReader, whole: StepOrder, tokens: int, pads: bool) 
         mine = slice(first, first + bucket.packs)
         first += bucket.packs
         group = tokens // bucket.max_length * ranks
-        if not pads and 0 < bucket.packs < group:
+        if checked and not pads and 0 < bucket.packs < group:
             raise StreamError(
                 f"{bucket.packs:,} packs of {bucket.max_length:,} tokens fill no step of {ranks:,} ranks "
                 f"with {group // ranks:,} packs each, so they would never be seen: take fewer ranks or "

@@ -118,7 +118,9 @@ class PackedStream(IterableDataset[VarlenBatch]):
             )
         self.set_epoch(epoch)
 
-    def _order_of_packs(self, world_size: int | None = None) -> StepOrder | BucketOrder:
+    def _order_of_packs(
+        self, world_size: int | None = None, *, checked: bool = True
+    ) -> StepOrder | BucketOrder:
         return step_order(
             self.reader,
             packs_per_batch=self.packs_per_batch,
@@ -128,13 +130,16 @@ class PackedStream(IterableDataset[VarlenBatch]):
             seed=self._seed,
             shuffle=self._shuffle,
             balance=self.balance,
+            checked=checked,
         )
 
     def _plan_epoch(self, epoch: int) -> None:
         """Have the packs of an epoch's own plan; every rank makes the same one."""
         if self.replan is not None and epoch != self._planned_epoch:
             self.reader = self.reader.replanned(self.replan, seed=self._seed, epoch=epoch)
-            self._order, self._planned_epoch = self._order_of_packs(), epoch
+            # A later epoch may have a pack less of a length: no reason to stop in the middle of a training.
+            is_first = self._planned_epoch < 0
+            self._order, self._planned_epoch = self._order_of_packs(checked=is_first), epoch
             self._gather = Gather(self.reader)
 
     def __len__(self) -> int:

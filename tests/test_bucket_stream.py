@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import DEMO, built
+from building import DEMO, built, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,6 +141,23 @@ def test_a_fresh_plan_each_epoch_keeps_the_lengths(folder: Path) -> None:
         assert sorted(n for batch in ids for n in batch) == list(range(400))
         neighbours.append({frozenset(batch) for batch in ids})
     assert neighbours[0] != neighbours[1]
+
+
+def test_an_epoch_whose_fresh_plan_fills_no_step_of_a_length_goes_on_without_it(tmp_path: Path) -> None:
+    """4 packs of 64 are a step of 256 tokens; later epochs have 3 of them."""
+    lengths = [15, 2, 35, 49, 4, 12, 17, 3, 5, 58, 53, 45, 107, 247, 164, 131, 99, 156]
+    rows = [{"input_ids": [7] * length} for length in lengths]
+    built(write_lines(tmp_path / "rows.jsonl", rows), tmp_path / "out", "--max-length", "64,256")
+    one = opened(tmp_path / "out", tokens=256, replan="spread")
+    seen = []
+    for _ in range(3):
+        buckets = [bucket.packs for bucket in one.reader.buckets]
+        seen.append((buckets[0], len([*one]) - buckets[1]))
+    assert seen == [(4, 1), (3, 0), (3, 0)]
+    assert one.epoch == 3
+    again = opened(tmp_path / "out", tokens=256, replan="spread")
+    again.load_state_dict(one.state_dict())
+    assert again.epoch == 3
 
 
 def test_a_folder_of_one_length_counts_tokens_as_packs(tmp_path: Path) -> None:

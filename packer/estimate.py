@@ -131,16 +131,17 @@ def _tokenized(config: PackConfig, samples: Sequence[Sample]) -> list[Part]:
                 roots.append(root)
                 of.append((number, np.array(places, dtype=np.int64)))
         output = str(Path(scratch) / "sample")
-        root = tuple(roots) if config.image_root is None else config.image_root
-        changed = _AS_IT_IS | {"sources": tuple(map(str, files)), "output": output, "image_root": root}
+        changed = _AS_IT_IS | {"sources": tuple(map(str, files)), "output": output}
+        if config.image_root is None:
+            changed["image_root"] = tuple(roots)
         pack_dataset(replace(config, **changed))
         reader = PackedReader(Path(scratch) / "sample")
         names = ("source", "row", "part", "status", "length", "num_targets")
         table = {name: np.asarray(column) for name, column in reader.sequence_columns(*names).items()}
         found: list[list[dict[str, Array]]] = [[] for _ in samples]
-        for n, (number, places) in enumerate(of):
+        for n, (number, rows) in enumerate(of):
             mine = {name: column[table["source"] == n] for name, column in table.items()}
-            found[number].append(mine | {"row": places[mine["row"]]})
+            found[number].append(mine | {"row": rows[mine["row"]]})
         return [
             _part(sample, {name: np.concatenate([one[name] for one in mine]) for name in names})
             for sample, mine in zip(samples, found, strict=True)
@@ -152,7 +153,7 @@ def _by_folder(config: PackConfig, sample: Sample, lines: list[bytes]) -> list[t
     named = config.columns.get("images", "image").encode()
     if config.image_root is not None or not any(named in line or b"image" in line for line in lines):
         return [("", list(range(len(lines))))]
-    found: dict[str, list[int]] = {"": []} if not lines else {}
+    found: dict[str, list[int]] = {}
     for place, folder in enumerate(sample.folder_of):
         found.setdefault(folder, []).append(place)
     return list(found.items())

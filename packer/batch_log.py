@@ -86,6 +86,8 @@ def read_batches(path: Path) -> Iterator[Batch]:
             yield from (_from_csv if path.suffix.lower() == ".csv" else _from_lines)(file, path)
     except UnicodeDecodeError as problem:
         raise InputError(f"{path} is no text ({problem.reason}): {_WAYS}") from None
+    except csv.Error as problem:
+        raise InputError(f"{path} is no CSV ({problem}): {_WAYS}") from None
 
 
 def _from_lines(file: Any, path: Path) -> Iterator[Batch]:
@@ -95,7 +97,7 @@ def _from_lines(file: Any, path: Path) -> Iterator[Batch]:
         where = f"{path}, line {number}"
         try:
             content = json.loads(line)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise InputError(f"{where} is no JSON ({problem}): {_WAYS}") from None
         fields = content if isinstance(content, dict) else {"lengths": content}
         yield _batch(str(number), fields.get("lengths"), fields.get("padded_to"), where)

@@ -56,7 +56,8 @@ def browse_packs(
                 console.print(visible(str(error)), markup=False)
                 continue
         elif word in ("n", "p") or word.isdecimal():
-            wanted = int(word) if word.isdecimal() else number + (1 if word == "n" else -1)
+            # Python takes no number of thousands of digits; of what is no pack the beginning will do.
+            wanted = int(word[:18]) if word.isdecimal() else number + (1 if word == "n" else -1)
             if not 0 <= wanted < count:
                 console.print(f"there are packs 0 to {count - 1}; this is {number}")
                 continue

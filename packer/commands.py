@@ -31,7 +31,7 @@ INTERRUPTED = 130
 def run() -> int:
     """Run the command line; its exit code. Every mistake of a user ends in one line, never a traceback."""
     try:
-        found: Any = app(standalone_mode=False)
+        found: Any = app(prog_name="pack-dataset", standalone_mode=False)
     except OptionError as error:
         tell_error(with_options(str(error)))
         return 2

@@ -10,7 +10,7 @@ from typer import Argument, Context, Option
 from padless.packer.config import PackConfig, byte_size
 from padless.packer.errors import InputError
 from padless.packer.formats import FORMATS
-from padless.packer.options import from_file, numbers, option_of, pack_lengths, pairs, scalar, switch
+from padless.packer.options import from_file, numbers, option_of, pack_lengths, pairs, switch, template_args
 from padless.packer.strategies import STRATEGIES
 from padless.packer.template import BUILT_IN, CLASSIC
 from padless.packer.terminal import Json, console, print_json
@@ -210,9 +210,7 @@ def build(
         mix_target=mix_target,
         max_repeats=max_repeats,
         template=template,
-        template_args={
-            name: scalar(value) for name, value in pairs(template_arg, "--template-arg", "NAME=VALUE").items()
-        },
+        template_args=template_args(template_arg),
         image_root=image_root,
         system=system,
         train_on=train_on,

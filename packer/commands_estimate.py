@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from padless.packer.config import PackConfig
 from padless.packer.formats import FORMATS
-from padless.packer.options import pairs
+from padless.packer.options import pairs, template_args
 from padless.packer.terminal import Json, Quiet, Split, print_json, wrapping
 
 
@@ -31,6 +31,9 @@ def estimate(
         str, Option(help="Text files: line, blank (paragraphs), file, or a regular expression.")
     ] = "line",
     template: Annotated[str | None, Option(help="Chat template, as for build.")] = None,
+    template_arg: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="A variable for the chat template.")
+    ] = None,
     image_root: Annotated[
         str | None, Option(help="Where relative paths of images begin. Default: where the records lie.")
     ] = None,
@@ -38,6 +41,11 @@ def estimate(
     train_on: Annotated[str, Option(help="auto, all, completion, assistant, last.")] = "auto",
     expand_turns: Annotated[
         bool, Option("--expand-turns", help="One sequence for each of the assistant's turns.")
+    ] = False,
+    bos: Annotated[str, Option(help="Begin token of texts: auto, none or a token.")] = "auto",
+    eos: Annotated[str, Option(help="End token of texts: auto, none or a token.")] = "auto",
+    allow_special: Annotated[
+        bool, Option("--allow-special", help="Special tokens spelled in the data are special tokens.")
     ] = False,
     max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
@@ -69,10 +77,14 @@ def estimate(
         revision=revision,
         text_by=text_by,
         template=template,
+        template_args=template_args(template_arg),
         image_root=image_root,
         system=system,
         train_on=train_on,
         expand_turns=expand_turns,
+        bos=bos,
+        eos=eos,
+        allow_special=allow_special,
         max_sequences_per_pack=max_sequences_per_pack,
         align=align,
         workers=workers,

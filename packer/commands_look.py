@@ -115,6 +115,10 @@ def inspect(
     from padless.packer.inspect import describe_pack, print_pack
     from padless.packer.progress import progress
 
+    if browse and (html is not None or as_json):
+        raise InputError("--browse asks where to go from pack to pack: leave --html and --json out")
+    if source is not None and row is None:
+        raise InputError(f"--source {source} says whose row is meant: give --row too")
     numbers = list(dict.fromkeys(pack or [0]))
     if sequence is not None or row is not None or text is not None:
         where: dict[str, Any] = dict(sequence=sequence, row=row, source=source, text=text)
@@ -221,7 +225,7 @@ def export(
 
 
 def push(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
     repository: Annotated[str, Argument(metavar="ORG/NAME", help="A data set on the Hub; made where new.")],
     private: Annotated[bool, Option("--private", help="Make a new one private.")] = False,
     revision: Annotated[str | None, Option(help="The branch to commit to; made where new.")] = None,

@@ -45,6 +45,12 @@ def byte_size(value: str | int) -> int:
     return int(float(found[1]) * _UNITS[(found[2] or "b").lower()])
 
 
+def is_templates_own(name: str) -> bool:
+    """Whether a variable of chat templates is padless's to give, so that neither options nor records may."""
+    own = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+    return name in own or name.startswith("padless_")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackConfig:
     """What to pack and how; raises OptionError (an InputError) naming the option, its value and the limit."""
@@ -87,8 +93,9 @@ class PackConfig:
     """A file, or the name of a built-in template; None: the tokenizer's own."""
     template_args: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     """Variables for the chat template."""
-    image_root: str | None = None
-    """Folder or URL where relative paths of images begin; None: where the record's file lies."""
+    image_root: str | tuple[str, ...] | None = None
+    """Folder or URL where relative paths of images begin; None: where the record's file lies. A tuple, from
+    `estimate`, has one for each of its files."""
     system: str | None = None
     """A system turn put before chats that have none."""
     train_on: str = "auto"
@@ -157,6 +164,8 @@ class PackConfig:
             self._instance(name, str, "text")
         object.__setattr__(self, "output", self.output.removeprefix("file://"))
         for name in ("template", "system", "split", "subset", "revision", "image_root", "fim_tokens"):
+            if name == "image_root" and isinstance(self.image_root, tuple):
+                continue
             if getattr(self, name) is not None:
                 self._instance(name, str, "text")
         for name in ("allow_special", "expand_turns", "homogeneous", "force"):
@@ -165,6 +174,8 @@ class PackConfig:
         self._pairs(
             "template_args", (str, bool, int, float, type(None)), "a text, number, true, false or null"
         )
+        for name in filter(is_templates_own, self.template_args):
+            raise OptionError(f"template_args sets {name!r}, which padless gives the template itself")
         unknown = [role for role in self.columns if role not in ROLES]
         if unknown:
             raise OptionError(f"columns has no role {unknown[0]!r}; roles are {', '.join(ROLES)}")

@@ -8,7 +8,6 @@ Each source counts by the records it has; the errors are half of a 95 % interval
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from padless.packer.alternatives import choices_around, try_plans
 from padless.packer.config import INT32_MAX, PackConfig
@@ -54,14 +54,12 @@ def estimate(config: PackConfig) -> dict[str, Any]:
     Shares are fractions, `error` beside each is half of its 95 % interval and 0 where all records were taken.
     Raises what a build raises for its sources and tokenizer.
     """
-    wanted = config.limit or RECORDS
+    wanted = max(2, config.limit or RECORDS)  # of one nobody can say how much it may be off
     if are_several(config.split):
         raise InputError(f"an estimate is of one split, and --split is {config.split}: name one")
     generator = np.random.Generator(np.random.PCG64(config.seed))
     choice = Choice(split=config.split, subset=config.subset, revision=config.revision)
     files = resolve_sources(config.sources, text_by=config.text_by, choice=choice)
-    if config.image_root is None:  # the sample lies elsewhere
-        config = replace(config, image_root=os.path.dirname(files[0].path))
     samples = [
         draw(
             [file for file in files if file.argument == n],
@@ -118,22 +116,46 @@ def estimate(config: PackConfig) -> dict[str, Any]:
 def _tokenized(config: PackConfig, samples: Sequence[Sample]) -> list[Part]:
     """The samples as one build tokenizes them, in their order."""
     with tempfile.TemporaryDirectory(prefix="padless-estimate-") as scratch:
-        files = []
+        files: list[Path] = []
+        roots: list[str] = []
+        of: list[tuple[int, NDArray[np.int64]]] = []
+        """For each file the sample, and which of its rows the file has."""
         for number, (spec, sample) in enumerate(zip(config.sources, samples, strict=True)):
             name = PurePath(spec).name if isinstance(spec, str) else f"object {number}"
             name = "".join(char if char.isprintable() and char not in "/*?[" else "_" for char in name)
-            files.append(Path(scratch) / str(number) / f"{name[:100]}.sample.jsonl")
-            files[-1].parent.mkdir()
-            files[-1].write_bytes(b"".join(_line(row) for row in sample.rows))
+            lines = [_line(row) for row in sample.rows]
+            for root, places in _by_folder(config, sample, lines):
+                files.append(Path(scratch) / str(len(files)) / f"{name[:100]}.sample.jsonl")
+                files[-1].parent.mkdir()
+                files[-1].write_bytes(b"".join(lines[place] for place in places))
+                roots.append(root)
+                of.append((number, np.array(places, dtype=np.int64)))
         output = str(Path(scratch) / "sample")
-        pack_dataset(replace(config, sources=tuple(map(str, files)), output=output, **_AS_IT_IS))
+        root = tuple(roots) if config.image_root is None else config.image_root
+        changed = _AS_IT_IS | {"sources": tuple(map(str, files)), "output": output, "image_root": root}
+        pack_dataset(replace(config, **changed))
         reader = PackedReader(Path(scratch) / "sample")
         names = ("source", "row", "part", "status", "length", "num_targets")
         table = {name: np.asarray(column) for name, column in reader.sequence_columns(*names).items()}
+        found: list[list[dict[str, Array]]] = [[] for _ in samples]
+        for n, (number, places) in enumerate(of):
+            mine = {name: column[table["source"] == n] for name, column in table.items()}
+            found[number].append(mine | {"row": places[mine["row"]]})
         return [
-            _part(sample, {name: column[table["source"] == n] for name, column in table.items()})
-            for n, sample in enumerate(samples)
+            _part(sample, {name: np.concatenate([one[name] for one in mine]) for name in names})
+            for sample, mine in zip(samples, found, strict=True)
         ]
+
+
+def _by_folder(config: PackConfig, sample: Sample, lines: list[bytes]) -> list[tuple[str, list[int]]]:
+    """A sample's rows by the folders of their files, where paths of images begin; all in one without such."""
+    named = config.columns.get("images", "image").encode()
+    if config.image_root is not None or not any(named in line or b"image" in line for line in lines):
+        return [("", list(range(len(lines))))]
+    found: dict[str, list[int]] = {"": []} if not lines else {}
+    for place, folder in enumerate(sample.folder_of):
+        found.setdefault(folder, []).append(place)
+    return list(found.items())
 
 
 def _part(sample: Sample, lines: dict[str, Array]) -> Part:
@@ -165,7 +187,8 @@ def _plans(config: PackConfig, now: Population, again: list[Population]) -> list
     choices = choices_around(config.strategy, config.longest, config.align)
     found = []
     for choice in choices:
-        rows = [row for some in (now, *again) if (row := _plan(config, some, choice))]
+        populations = (now, *again)
+        rows = [row for one in populations if (row := _plan(config, one, choice, is_sample=bool(again)))]
         if len(rows) <= len(again):  # hardly a sequence is so short
             continue
         row, *others = rows
@@ -179,16 +202,20 @@ def _plans(config: PackConfig, now: Population, again: list[Population]) -> list
                 "sequences_per_pack_error": error_of([other["sequences_per_pack"] for other in others]),
                 "too_long": row["too_long"],
                 "too_long_error": error_of([other["too_long"] for other in others]),
-                "packs": round(row["packs"]),
+                "packs": max(1, round(row["packs"])),
                 "packs_error": error_of([other["packs"] for other in others]),
             }
         )
     return found
 
 
-def _plan(config: PackConfig, some: Population, choice: tuple[str, int]) -> dict[str, Any] | None:
+def _plan(
+    config: PackConfig, some: Population, choice: tuple[str, int], *, is_sample: bool
+) -> dict[str, Any] | None:
     """One strategy and length; packs are those of all sources."""
-    lengths = np.tile(some.lengths, -(-_FOR_PLANS // len(some.lengths)))  # a half-filled pack is no matter
+    lengths = some.lengths
+    if is_sample:  # of what stands for more, a half-filled pack is no matter
+        lengths = np.tile(lengths, -(-_FOR_PLANS // len(lengths)))
     cap, align = config.max_sequences_per_pack, config.align
     rows = try_plans(lengths, [choice], max_sequences_per_pack=cap, align=align)
     if not rows:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PROCESSORS = tuple(f"Qwen2VLImageProcessor{kind}" for kind in ("", "Fast", "Pil"))
 """Image processors whose rule this is: Qwen2-VL, Qwen2.5-VL and Qwen3-VL share it."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""In a model's folder; the first that is there counts."""
 PLACEHOLDER = "<|image_pad|>"
 LARGEST_RATIO = 200
 """Of an image's sides, as the processor refuses it."""
@@ -71,14 +73,12 @@ class ImageRule:
 
 def rule_of(files: TokenizerFiles) -> ImageRule | str:
     """The rule of the processor in a tokenizer's folder; or why there is none."""
-    if "preprocessor_config.json" in files.contents:
-        name = "preprocessor_config.json"
-        config = _object(files, name)
-    elif "processor_config.json" in files.contents:
-        name = "processor_config.json"
-        config = _object(files, name).get("image_processor") or {}
-    else:
+    name = next((name for name in PROCESSOR_FILES if name in files.contents), None)
+    if name is None:
         return f"{files.folder} has no preprocessor_config.json: give the folder of a vision-language model"
+    config = _object(files, name)
+    if name == PROCESSOR_FILES[1]:
+        config = config.get("image_processor") or {}
     kind = config.get("image_processor_type")
     if kind not in PROCESSORS:
         return f"the image processor in {files.folder} is {kind}; known are {', '.join(PROCESSORS)}"

@@ -178,7 +178,8 @@ def _reference(value: Any, number: int) -> str:
             )
         value = value.get("path") or value.get("url")
     if not isinstance(value, str) or not value:
-        raise RecordError(f"image {number} is {type(value).__name__}; it is a path or a URL")
+        kind = "an empty text" if value == "" else type(value).__name__
+        raise RecordError(f"image {number} is {kind}; it is a path or a URL")
     if value.startswith("data:"):
         raise RecordError(
             f"image {number} is a data: URL, and packs have references: write it to a file, and give its path"

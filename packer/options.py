@@ -147,6 +147,10 @@ def scalar(text: str) -> str | bool | int | float | None:
     return value if value is None or isinstance(value, bool | int | float) else text
 
 
+def template_args(values: list[str] | None) -> dict[str, str | bool | int | float | None]:
+    return {name: scalar(value) for name, value in pairs(values, "--template-arg", "NAME=VALUE").items()}
+
+
 def pairs(values: list[str] | None, option: str, form: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in values or ():

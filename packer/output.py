@@ -26,14 +26,15 @@ _FREE = ("README.md", "report.html")
 
 
 _BELOW = re.compile(
-    rf"([^/]+/)?(shard-\d{{5,}}-[0-9a-f]{{8}}\.arrow|{_FILES}|tokenizer/({'|'.join(map(re.escape, COPIED))})"
-    r"|plans/[^/]+\.parquet)"
+    rf"shard-\d{{5,}}-[0-9a-f]{{8}}\.arrow|{_FILES}|tokenizer/({'|'.join(map(re.escape, COPIED))})"
+    r"|plans/[^/]+\.parquet"
 )
 
 
-def is_ours(name: str) -> bool:
+def is_ours(name: str, splits: Collection[str]) -> bool:
     """Whether it is the name of a file that a build leaves, below its output or in the folder of a split."""
-    return _BELOW.fullmatch(name) is not None
+    folder, _, inside = name.partition("/")
+    return _BELOW.fullmatch(name) is not None or folder in splits and _BELOW.fullmatch(inside) is not None
 
 
 def stands_beside(name: str) -> bool:

@@ -200,7 +200,8 @@ class Build:
             )
         found = self._finished()
         if found is None or is_held(url):
-            with Publishing(url, self.identity.key(), force=self.config.force, report=self.report) as target:
+            key, splits = self.identity.key(), self.identity.splits
+            with Publishing(url, key, splits, force=self.config.force, report=self.report) as target:
                 found = self._finished()
                 if found is not None:  # an earlier run was stopped between its commit and its sweep
                     target.sweep(self._kept(found.manifests))

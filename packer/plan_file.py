@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def write_plan(
         metadata={PLAN_METADATA: json.dumps(facts, sort_keys=True).encode()},
     )
     path.parent.mkdir(exist_ok=True)
-    with DurableFile(str(path.parent), path.name) as file:
+    # Two runs may write one plan: each does so under a name of its own, and the later one stays.
+    with DurableFile(str(path.parent), f"{path.stem}-{secrets.token_hex(4)}.parquet") as file:
         with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema) as writer:
             for first in range(0, len(plan), PACKS_PER_GROUP):
                 offsets = plan.offsets[first : first + PACKS_PER_GROUP + 1]

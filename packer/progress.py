@@ -63,11 +63,16 @@ def _amounts(stage: str, counts: Mapping[str, float], elapsed: float) -> tuple[f
 def _log() -> Report:
     """A line for a stage at most every LOG_SECONDS, the first after as long."""
     begun: dict[str, float] = {}
+    reached: dict[str, float] = {}
     told = last = clock()
 
     def report(stage: str, counts: Mapping[str, float]) -> None:
         nonlocal told, last
         now = clock()
+        at = counts["done"] if "done" in counts else counts["tokens"]
+        if at < reached.get(stage, at):  # the stage of the next folder or split
+            del begun[stage]
+        reached[stage] = at
         elapsed = now - begun.setdefault(stage, last)  # it began where the one before it was last heard of
         last = now
         if now - told < LOG_SECONDS:

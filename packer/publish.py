@@ -32,8 +32,15 @@ from typing import Any
 from padless.packer.errors import BusyError, InputError
 from padless.packer.output import is_ours
 from padless.packer.progress import Report, part_of
-from padless.packer.published import LOCK, refuse_strangers
-from padless.runtime.format import MANIFEST, Manifest, RemoteError, checksum_bytes, checksum_file
+from padless.packer.published import LOCK, refuse_strangers, splits_there
+from padless.runtime.format import (
+    MANIFEST,
+    Manifest,
+    MissingFileError,
+    RemoteError,
+    checksum_bytes,
+    checksum_file,
+)
 from padless.runtime.storage import Stamp, Storage, cache_folder
 
 AT_ONCE = 4
@@ -44,12 +51,14 @@ _COMMITS = ("manifest.json", "state.json", "dataset_dict.json")
 class Publishing:
     """One build's hold of a URL; as a context it lets go by how the build ended."""
 
-    def __init__(self, url: str, key: str, *, force: bool, report: Report) -> None:
-        """`key` names all that decides the files' bytes."""
+    def __init__(self, url: str, key: str, splits: Iterable[str], *, force: bool, report: Report) -> None:
+        """`key` names all that decides the files' bytes; `splits` are the folders that will be there."""
         self.storage = Storage(url)
         self._force, self._report = force, report
         self._base = os.path.join(cache_folder(), "uploads", checksum_bytes(url.encode())[5:21])
         self._key = key[5:21]
+        self._splits = {name for name in splits if name}
+        """The split folders that are ours: of this build, and of those that were here before it."""
         self.folder = os.path.join(self._base, self._key)
         """Where the build is to make its folder."""
 
@@ -72,7 +81,9 @@ class Publishing:
                     shutil.rmtree(path)
                     self._forget()
             self._uploaded = self._take_up()
-            refuse_strangers(self.storage, self.storage.listing())
+            listed = self.storage.listing()
+            self._splits |= splits_there(self.storage, listed)
+            refuse_strangers(self.storage, listed, self._splits)
             self._lock()
         except BaseException:
             os.close(self._held)
@@ -101,22 +112,26 @@ class Publishing:
 
     def _lock(self) -> None:
         since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-        mine = json.dumps({"token": self._token(), "host": socket.gethostname(), "since": since}).encode()
-        if self._create(LOCK, mine) or self._holder().get("token") == self._token():
+        lock = {"token": self._token(), "host": socket.gethostname(), "since": since}
+        mine = json.dumps({**lock, "splits": sorted(self._splits)}).encode()
+        if self._create(LOCK, mine):
             return
-        if not self._force:
-            holder = self._holder()
+        holder = self._holder()
+        is_mine = holder.get("token") == self._token()
+        if is_mine and holder.get("splits") == sorted(self._splits):
+            return
+        if not is_mine and not self._force:
             raise BusyError(
-                f"a build on {holder.get('host')} has been writing into {self.storage.url} since "
-                f"{holder.get('since')}: wait for it. If it is no more, the same command there goes on with "
-                "it, and --force here begins anew"
+                f"a build on {holder.get('host', 'another machine')} has been writing into "
+                f"{self.storage.url} since {holder.get('since', 'a moment ago')}: wait for it. If it is no "
+                "more, the same command there goes on with it, and --force here begins anew"
             )
         self.storage.ask(LOCK, lambda system, path: system.pipe_file(path, mine), doing="written")
 
     def _holder(self) -> dict[str, Any]:
         try:
             found = json.loads(self.storage.read(LOCK))
-        except ValueError:
+        except (ValueError, MissingFileError):  # whoever took over may be done with it
             found = None
         return found if isinstance(found, dict) else {}
 
@@ -185,8 +200,8 @@ class Publishing:
 
     def sweep(self, keep: Iterable[str]) -> None:
         """Remove what an earlier build left, other than the files to keep."""
-        kept = {*keep}
-        self._remove([name for name in self.storage.listing() if is_ours(name) and name not in kept])
+        ours = (name for name in self.storage.listing() if is_ours(name, self._splits))
+        self._remove(sorted({*ours} - {*keep}))
 
     def _size(self, name: str) -> int:
         return os.path.getsize(os.path.join(self.folder, name))
@@ -226,7 +241,7 @@ class Publishing:
     def _retract(self) -> None:
         """Take back an older commit, its manifest first."""
         listed = self.storage.listing()
-        old = [name for name in listed if is_ours(name) and name.rpartition("/")[2] in _COMMITS]
+        old = [name for name in listed if is_ours(name, self._splits) and name.rpartition("/")[2] in _COMMITS]
         old = [name for name in old if self._uploaded.get(name, ("", None))[1] != listed[name]]
         self._remove(sorted(old, key=lambda name: name != MANIFEST))
 
@@ -249,6 +264,6 @@ class Publishing:
             )
         if (holder := self._holder()).get("token") != self._token():
             raise BusyError(
-                f"a build on {holder.get('host')} took {self.storage.url} over at {holder.get('since')}; "
-                "nothing of this one was committed"
+                f"a build on {holder.get('host', 'another machine')} took {self.storage.url} over at "
+                f"{holder.get('since', 'some time')}; nothing of this one was committed"
             )

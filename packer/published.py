@@ -10,7 +10,7 @@ process.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from padless.packer.errors import InputError
 from padless.packer.output import is_ours, stands_beside
@@ -87,8 +87,26 @@ def check_published(url: str, manifests: Mapping[str, Manifest]) -> None:
                 )
 
 
-def refuse_strangers(storage: Storage, listed: Mapping[str, Stamp]) -> None:
-    """See that nothing lies there that padless did not write; raises InputError."""
+def splits_there(storage: Storage, listed: Mapping[str, Stamp]) -> set[str]:
+    """The split folders that builds made there: those of the manifest, and of the lock of one under way.
+
+    Another data set in a folder below has a manifest of its own, and is none of them.
+    """
+    found: set[str] = set()
+    for name in (MANIFEST, LOCK):
+        try:
+            content = json.loads(storage.read(name)) if name in listed else None
+        except (ValueError, MissingFileError):
+            continue
+        names = content.get("splits") if isinstance(content, dict) else None
+        for one in names if isinstance(names, list) else ():
+            one = one.get("name") if isinstance(one, dict) else one
+            found |= {one} if isinstance(one, str) else set()
+    return found
+
+
+def refuse_strangers(storage: Storage, listed: Mapping[str, Stamp], splits: Collection[str]) -> None:
+    """See that nothing lies there but what a build with these `splits` writes; raises InputError."""
     owned = MANIFEST in listed or LOCK in listed
     strange = sorted(
         name
@@ -96,7 +114,7 @@ def refuse_strangers(storage: Storage, listed: Mapping[str, Stamp]) -> None:
         if name
         and not name.endswith("/")
         and name != LOCK
-        and not (owned and (is_ours(name) or stands_beside(name)))
+        and not (owned and (is_ours(name, splits) or stands_beside(name)))
     )
     if not strange and MANIFEST in listed:
         try:

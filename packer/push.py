@@ -20,6 +20,7 @@ from padless.packer.errors import InputError
 from padless.packer.hub import hub_api, is_hub_id, status_of
 from padless.runtime.format import MANIFEST, Manifest, check_file, load_manifest
 from padless.runtime.reader import PackedReader
+from padless.runtime.storage import is_url
 
 _OURS = re.compile(
     r"([\w.-]+/)?(shard-\d{5,}-[0-9a-f]{8}\.arrow|sequences(-\d{5,})?\.parquet|dataset_info\.json|state\.json"
@@ -38,6 +39,8 @@ def push(folder: str | Path, repository: str, *, private: bool = False, revision
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
+    if is_url(folder):
+        raise InputError(f"push reads a folder, and {folder} is a URL: copy it here")
     root = Path(folder)
     if not is_hub_id(repository):
         raise InputError(f"{repository!r} is no name of a data set on the Hub; it is spelled ORG/NAME")

@@ -5,7 +5,8 @@
 
 What is packed lies in a cache folder under a name made of the content of data, tokenizer and template and of
 the options, so that a second call with the same opens it. The price is that sources are read to be named (but
-a `Dataset`, which has a fingerprint). Nothing there is ever out of date, what was used longest ago goes by
+a `Dataset`, which has a fingerprint), and the files of images to be asked for their times. Nothing there is
+ever out of date, what was used longest ago goes by
 itself, and all of it may be deleted while nobody uses it.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from padless.packer.config import PackConfig
 from padless.packer.errors import BusyError, InputError
 from padless.packer.identity import version_of
+from padless.packer.image_rule import PROCESSOR_FILES
 from padless.packer.kept_packs import KeptPacks, limit_bytes
 from padless.packer.sources import Choice, digest, resolve_sources
 from padless.packer.sources.objects import is_dataset
@@ -30,7 +33,8 @@ from padless.packer.template import CLASSIC, load_template
 from padless.packer.token_store import wait_for_build
 from padless.packer.tokenizer_files import COPIED, check_folder, tokenizer_folder
 from padless.runtime import storage
-from padless.runtime.format import MANIFEST, checksum_bytes
+from padless.runtime.format import IMAGES, MANIFEST, checksum_bytes
+from padless.runtime.reader import PackedReader
 
 if TYPE_CHECKING:
     from padless.runtime.dataset import PackedDataset
@@ -67,7 +71,6 @@ def pack(
 
     Raises InputError for wrong use and for records that cannot be packed, as `build` does.
     """
-    from padless.packer.pipeline import pack_dataset
     from padless.runtime.dataset import PackedDataset
 
     _check_options(options)
@@ -77,7 +80,18 @@ def pack(
         sources=(_source(data, kept),), tokenizer=_tokenizer_folder(tokenizer, kept), max_length=max_length,
         output=str(folder), **options,
     )  # fmt: skip
-    output = kept.hold("packs", _name(config))
+    name = _name(config)
+    output = _made(config, kept, name)
+    if (changed := _images_changed(output, _image_folders(config))) is not None:
+        output = _made(config, kept, checksum_bytes(f"{name} {changed}".encode()).removeprefix("xxh3:"))
+    return PackedDataset(output)
+
+
+def _made(config: PackConfig, kept: KeptPacks, name: str) -> Path:
+    """The packed folder of that name, made where there is none."""
+    from padless.packer.pipeline import pack_dataset
+
+    output = kept.hold("packs", name)
     config = replace(config, output=str(output))
     kept.heal(output)
     made = False
@@ -89,7 +103,38 @@ def pack(
             wait_for_build(str(output))
     if made:
         kept.make_room()
-    return PackedDataset(output)
+    return output
+
+
+def _image_folders(config: PackConfig) -> list[str]:
+    """Where relative paths of images begin; empty where the tokenizer's model sees none."""
+    if not any(Path(config.tokenizer, name).is_file() for name in PROCESSOR_FILES):
+        return []
+    if isinstance(config.image_root, str):
+        folders = {config.image_root}
+    else:
+        choice = Choice(split=config.split, subset=config.subset, revision=config.revision)
+        files = resolve_sources(config.sources, text_by=config.text_by, choice=choice)
+        folders = {os.path.dirname(file.path) for file in files}
+    return sorted(folder if "://" in folder else os.path.abspath(folder) for folder in folders)
+
+
+def _images_changed(output: Path, folders: list[str]) -> int | None:
+    """When the last of a folder's images changed, in ns; None where that was before the folder was made.
+
+    The change of a file's inode counts, which a copy that keeps the old time moves too. Images behind URLs
+    and in tables are not looked at.
+    """
+    reader = PackedReader(output)
+    if not folders or all(column.name != IMAGES for column in reader.manifest.columns):
+        return None
+    texts = {text for batch in reader.batches() for text in batch.flat(IMAGES).tolist() if text}
+    newest = 0
+    for image in {one["image"] for text in texts for one in json.loads(text)}:
+        for folder in folders:
+            with suppress(OSError, ValueError):
+                newest = max(newest, os.stat(os.path.join(folder, image)).st_ctime_ns)
+    return newest if newest > (output / MANIFEST).stat().st_mtime_ns else None
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -117,7 +162,7 @@ def _name(config: PackConfig) -> str:
     """Made of the content of all that decides the packs, wherever it lies.
 
     A source's own name is part of it (the suffix says how a file is read, the manifest tells it), its
-    folder is not.
+    folder is not, unless images may lie there.
     """
     asked = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _BY_CONTENT}
     choice = Choice(split=config.split, subset=config.subset, revision=config.revision)
@@ -125,6 +170,7 @@ def _name(config: PackConfig) -> str:
         [file.name, file.split, getattr(file.data, "_fingerprint", None) or digest(file)]
         for file in resolve_sources(config.sources, text_by=config.text_by, choice=choice)
     ]
+    asked["image_root"] = _image_folders(config)
     asked["tokenizer"] = _fingerprint(config.tokenizer)
     if config.template is not None and config.template != CLASSIC:
         asked["template"] = load_template(config.template, None)

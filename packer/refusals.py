@@ -9,38 +9,79 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-from padless.packer.formats.examples import Chat
+from padless.packer.errors import RecordError
+from padless.packer.formats.examples import Chat, Message
+from padless.packer.template import ChatTemplate
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles that any chat template may be given; others it must name itself."""
+ALWAYS = frozenset({"user", "assistant"})
+"""Roles that every chat template writes."""
+
+_CALLS = ("tool_calls", "function_call")
+_MARKS = "\x01\x02\x03"
 
 
-def known_roles(template_source: str) -> frozenset[str]:
-    """ROLES, and every word that the template has in quotes."""
-    return ROLES.union(re.findall(r"""['"](\w+)['"]""", template_source))
+class KnownRoles:
+    """The roles that a chat template writes; each is asked for once, when it first occurs."""
 
+    def __init__(self, template: ChatTemplate | None) -> None:
+        self._template = template
+        self._named = ROLES.union(re.findall(r"""['"](\w+)['"]""", template.source if template else ""))
+        self.known = set(ALWAYS)
+        self.refused: dict[str, str] = {}
+        """Role -> why."""
 
-def unknown_role(chat: Chat, known: Set[str]) -> str | None:
-    """The first turn of a role that is not known."""
-    for number, turn in enumerate(chat.messages):
-        if turn["role"] not in known:
-            return (
-                f"messages[{number}] has the role {turn['role']!r}, which neither padless nor the chat "
-                f"template knows; known are {', '.join(sorted(ROLES))}, and what the template names"
+    def look_at(self, roles: Set[str]) -> None:
+        """See that each role is in `known` or `refused`."""
+        for role in roles - self.known - self.refused.keys():
+            if role not in self._named:
+                self.refused[role] = (
+                    "which neither padless nor the chat template knows; known are "
+                    f"{', '.join(sorted(ROLES))}, and what the template names"
+                )
+            elif self._is_lost(role):
+                self.refused[role] = "of which the chat template writes nothing, so its text would be lost"
+            else:
+                self.known.add(role)
+
+    def _is_lost(self, role: str) -> bool:
+        """Whether the template takes turns of this role, before or behind an answer, and writes none."""
+        if self._template is None:
+            return False
+        turn: Message = {"role": role, "content": "Peculiar words."}
+        answered: list[Message] = [
+            {"role": "user", "content": "a question"},
+            {"role": "assistant", "content": "an answer"},
+        ]
+        try:
+            return not any(
+                turn["content"] in self._template.render(Chat(messages), _MARKS)
+                for messages in ([turn, *answered], [*answered, turn])
             )
+        except RecordError:  # it wants more of such a turn, or another place, and will say so of the record
+            return False
+
+
+def unknown_role(chat: Chat, roles: KnownRoles) -> str | None:
+    """The first turn of a role that is not written."""
+    for number, turn in enumerate(chat.messages):
+        if turn["role"] in roles.refused:
+            return f"messages[{number}] has the role {turn['role']!r}, {roles.refused[turn['role']]}"
     return None
 
 
 def lost_calls(chat: Chat, template_source: str) -> str | None:
     """The first turn that calls tools, where the template writes nothing of calls."""
-    if "tool_calls" in template_source:
-        return None
-    for number, turn in enumerate(chat.messages):
-        if turn.get("tool_calls"):
-            return (
-                f"messages[{number}] calls tools, but the chat template writes no tool_calls, so they would "
-                "be lost; take the tokenizer's own template, or a file (--template FILE)"
-            )
+    for name in _CALLS:
+        if name in template_source:
+            continue
+        for number, turn in enumerate(chat.messages):
+            if turn.get(name):
+                return (
+                    f"messages[{number}] calls tools, but the chat template writes no {name}, so they would "
+                    "be lost; take the tokenizer's own template, or a file (--template FILE)"
+                )
     return None
 
 

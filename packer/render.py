@@ -125,7 +125,10 @@ class Renderer:
             if not any(isinstance(row, dict) and not columns.isdisjoint(row) for row in rows):
                 return None
         folder = self.config.image_root
-        folder = os.path.dirname(task.chunk.path) if folder is None else folder
+        if folder is None:
+            folder = os.path.dirname(task.chunk.path)
+        elif isinstance(folder, tuple):
+            folder = folder[task.chunk.source]
         return Placer(self.image_rule, folder, task.name)
 
     def _converter(self, name: str, rows: list[Any]) -> Convert:

@@ -18,7 +18,7 @@ from padless.packer.images import images_in
 from padless.packer.locate import located
 from padless.packer.marks import choose_marks, leaves, split_marked
 from padless.packer.prepared import Batch, Prepared
-from padless.packer.refusals import known_roles, lost_calls, unclear_turns, unknown_role
+from padless.packer.refusals import KnownRoles, lost_calls, unclear_turns, unknown_role
 from padless.packer.sealed import TRIMMED_DIFFERENTLY, sealed, trims_alike
 from padless.packer.spans import Shield, check_no_stand_ins
 from padless.packer.template import ChatTemplate
@@ -42,7 +42,7 @@ class ChatRenderer:
         if config.train_on != "all" or config.overflow == "truncate":  # else turns do not matter
             template = located(template, encoder.files.special_contents)
         self.template = template
-        self._roles = known_roles(template.source if template is not None else "")
+        self._roles = KnownRoles(template)
         self._shield = shield
         self._folder = encoder.files.folder
         self._normalizes = encoder.normalizes
@@ -68,7 +68,9 @@ class ChatRenderer:
                 "{% generation %} blocks (--template FILE, or a built-in one such as chatml), or "
                 "--train-on all"
             )
-        if not self._roles.issuperset([turn["role"] for _, chat in chats for turn in chat.messages]):
+        roles = {turn["role"] for _, chat in chats for turn in chat.messages}
+        if not roles <= self._roles.known:
+            self._roles.look_at(roles)
             chats = self._allowed(found, chats, lambda chat: unknown_role(chat, self._roles))
         joined, plain = _joined(chats, clear=found.is_clear)
         joined += self.config.system or ""  # which is no record's

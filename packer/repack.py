@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from padless.packer.commit import Facts
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.extra_columns import GROUP, VERDICTS, group_column, has_value
+from padless.packer.extra_columns import GROUP, GROUPS, VERDICTS, group_column, has_value
 from padless.packer.folder_tokens import Elements, Segment, full_segments, renumbered, stored_segments
 from padless.packer.gather import Gather
 from padless.packer.made_anew import MadeAnew, make_anew
@@ -269,12 +269,15 @@ class Repack(Build):
 
     def _extras(self, lines: list[SplitLines], gathers: list[Gather]) -> tuple[ColumnInfo, ...]:
         # A build has a column where a sequence has a value of it.
-        return tuple(
-            column
-            for column in self.extras
-            if column.name not in VERDICTS
-            or any(has_value(column.name, split.extras[column.name]) for split in lines)
-        )
+        absent = {
+            name
+            for name in (*VERDICTS, *GROUPS)
+            if not any(has_value(name, split.extras[name]) for split in lines if name in split.extras)
+        }
+        for split in lines:
+            for name in absent:
+                split.extras.pop(name, None)
+        return tuple(column for column in self.extras if column.name not in absent)
 
     def _facts_of_repack(self) -> Facts:
         identity = self.identity_of_repack

@@ -14,6 +14,7 @@ from padless.packer.errors import InputError
 from padless.packer.extra_columns import PICTURES, VERDICTS, WEIGHTS
 from padless.runtime.format import ColumnInfo, Manifest, SplitsManifest, load_manifest, read_manifest
 from padless.runtime.reader import column_to_numpy
+from padless.runtime.storage import is_url
 
 PLANNING = (
     *("max_length", "strategy", "eval_strategy", "overflow", "max_sequences_per_pack", "align"),
@@ -57,6 +58,8 @@ def splits_of(folder: str) -> dict[str, Manifest]:
 
     Raises InputError for a folder that cannot be repacked, and what opening one raises.
     """
+    if is_url(folder):
+        raise InputError(f"repack reads folders, and {folder} is a URL: copy it here")
     manifest = load_manifest(folder)
     if isinstance(manifest, SplitsManifest):
         found = {name: read_manifest(folder, name) for name in manifest.names}
@@ -103,6 +106,7 @@ def extras_of(names: tuple[str, ...], folders: list[dict[str, Manifest]]) -> tup
 def check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts: list[Manifest]) -> None:
     """See that folders can be packed together. InputError where they cannot."""
     seen: dict[str, str] = {}
+    known_rule: tuple[str, Any] | None = None
     for folder in config.folders:
         if (other := seen.setdefault(os.path.realpath(folder), folder)) is not folder:
             raise InputError(f"{folder} is given twice (as {other}): name each folder once")
@@ -112,12 +116,13 @@ def check_alike(config: RepackConfig, folders: list[dict[str, Manifest]], firsts
                 f"{folder} was tokenized with another tokenizer ({first.tokenizer_fingerprint}) than "
                 f"{config.folders[0]} ({firsts[0].tokenizer_fingerprint}): build it with the same one"
             )
-        rules = [one.options.get("image_rule") for one in (first, firsts[0])]
-        if None not in rules and rules[0] != rules[1]:
-            raise InputError(
-                f"{folder} was built with the image rule {rules[0]}, {config.folders[0]} with {rules[1]}: "
-                "build both with one preprocessor_config.json"
-            )
+        if (rule := first.options.get("image_rule")) is not None:
+            sighted, known = known_rule = known_rule or (folder, rule)
+            if rule != known:  # folders without images have none
+                raise InputError(
+                    f"{folder} was built with the image rule {rule}, {sighted} with {known}: "
+                    "build both with one preprocessor_config.json"
+                )
         if list(splits) != list(folders[0]):
             names = (", ".join(part).strip() or "none" for part in (splits, folders[0]))
             raise InputError(

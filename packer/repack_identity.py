@@ -47,6 +47,8 @@ class RepackIdentity:
         several = set()
         for name in sorted({name for first in self.firsts for name in first.options}):
             values = [first.options.get(name) for first in self.firsts]
+            if name == "image_rule":  # one for all that have images (check_alike)
+                values = [value for value in values if value is not None] or [None]
             found[name] = values[0]
             if any(value != values[0] for value in values):
                 found[name] = values

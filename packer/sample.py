@@ -13,6 +13,7 @@ records, since a draw would fetch most of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,6 +46,8 @@ class Sample:
     """As the source's reader gives them, in the order of the source."""
     block_of: list[int]
     """For each row the block it was drawn from: 0, 1, ... of `blocks`."""
+    folder_of: list[str]
+    """For each row the folder or URL in which its file lies."""
     blocks: int
     is_stratified: bool
     """Whether every block of the source was drawn from, so that only the records are a matter of chance."""
@@ -81,18 +84,26 @@ def draw(
 
 
 def _some(
-    blocks: list[list[Any]], wanted: int, generator: np.random.Generator, of_blocks: int, how: str = "random"
+    blocks: list[list[Any]],
+    paths: list[str],
+    wanted: int,
+    generator: np.random.Generator,
+    of_blocks: int,
+    how: str = "random",
 ) -> Sample:
-    """`wanted` of the rows of `blocks`, which are that many of `of_blocks`."""
+    """`wanted` of the rows of `blocks`, which are that many of `of_blocks`; `paths`: the blocks' files."""
     rows = [row for block in blocks for row in block]
     block_of = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     is_whole = len(blocks) == of_blocks and how == "random"
     chosen = np.arange(len(rows))
     if len(rows) > wanted:
         chosen = np.sort(generator.choice(len(rows), wanted, replace=False))
+    block_of = block_of[chosen]
+    folders = [os.path.dirname(path) for path in paths]
     return Sample(
         rows=[rows[at] for at in chosen.tolist()],
-        block_of=block_of[chosen].tolist(),
+        block_of=block_of.tolist(),
+        folder_of=[folders[block] for block in block_of.tolist()],
         blocks=len(blocks),
         is_stratified=len(blocks) == of_blocks,
         records=len(rows) * of_blocks / max(1, len(blocks)),
@@ -126,18 +137,21 @@ def _by_pass(
             break
     kept.sort(key=lambda chunk: chunk.index)
     blocks = [read_chunk(chunk).rows for chunk in kept]
+    paths = [chunk.path for chunk in kept]
     if passed <= PASSED_BYTES:
-        return _some(blocks, wanted, generator, seen)
+        return _some(blocks, paths, wanted, generator, seen)
     # Of a compressed file more lies behind than its bytes tell; nobody knows before it is read.
     whole = round(seen * max(1.0, size / passed))
-    return _some(blocks, wanted, generator, whole, "part")
+    return _some(blocks, paths, wanted, generator, whole, "part")
 
 
 def _first(files: list[SourceFile], wanted: int, text_by: str) -> Sample:
     rows: list[Any] = []
+    folders: list[str] = []
     passed, ended = 0, True
     for chunk in walk(files, chunk_bytes=BLOCK_BYTES[0], text_by=text_by):
         rows += read_chunk(chunk).rows
+        folders += [os.path.dirname(chunk.path)] * (len(rows) - len(folders))
         passed += _bytes_of(chunk)
         if len(rows) > wanted:
             ended = False
@@ -147,6 +161,7 @@ def _first(files: list[SourceFile], wanted: int, text_by: str) -> Sample:
     return Sample(
         rows=rows,
         block_of=[0] * len(rows),
+        folder_of=folders[:wanted],
         blocks=1,
         is_stratified=True,
         records=len(rows) * more,
@@ -185,7 +200,7 @@ def _by_groups(files: list[SourceFile], wanted: int, generator: np.random.Genera
         for group, end in zip(groups, ends.tolist(), strict=True)
         for mine in [places[(places >= end - group.rows) & (places < end)]]
     ]
-    found = _some(blocks, 2**62, generator, of_groups)
+    found = _some(blocks, [group.path for group in groups], 2**62, generator, of_groups)
     if not found.rows:
         raise UnseekableError
     # A row may hold several records, as NeMo's do.
@@ -204,6 +219,7 @@ def _by_seeking(files: list[SourceFile], wanted: int, generator: np.random.Gener
         numbers = np.sort(generator.choice(of_blocks, min(BLOCKS, of_blocks), replace=False))
         of_file = np.searchsorted(ends, numbers, side="right")
         blocks: list[list[Any]] = []
+        paths = [files[number].path for number in of_file.tolist()]
         for number in np.unique(of_file).tolist():
             mine = numbers[of_file == number] - (ends[number] - counts[number])
             with SoughtFile(files[number], text_by) as source:
@@ -212,4 +228,4 @@ def _by_seeking(files: list[SourceFile], wanted: int, generator: np.random.Gener
             break
     if not any(blocks):
         raise UnseekableError
-    return _some(blocks, wanted, generator, of_blocks)
+    return _some(blocks, paths, wanted, generator, of_blocks)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.config import PackConfig
+from padless.packer.config import PackConfig, is_templates_own
 from padless.packer.errors import RecordError
 from padless.packer.formats.examples import Chat, Converted, Example, Pair, Preference, Rated, Rollout
 from padless.packer.lines import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 KWARGS = "chat_template_kwargs"
 """The column with a record's own variables for the chat template."""
-_TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
 def examples_of(found: Converted, config: PackConfig) -> list[tuple[Example, int]]:
@@ -99,7 +98,7 @@ def with_variables(found: Converted, value: Any, name: str) -> Converted:
             raise RecordError(f"{name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise RecordError(f"{name} must be an object of template variables, got {type(value).__name__}")
-    taken = next((key for key in value if key in _TAKEN or key.startswith("padless_")), None)
+    taken = next(filter(is_templates_own, value), None)
     if taken is not None:
         raise RecordError(f"{name} sets {taken!r}, which padless gives the template itself")
     # Columnar files give every key to every record; one without a value is not there.

@@ -305,6 +305,11 @@ def _trainer(folder: Path, trainer: str, plan: str | None) -> str:
 
         if trainer not in TRAINERS:
             raise InputError(f"--trainer {trainer!r} is none that can be run here: {', '.join(TRAINERS)}")
+        if IMAGES in {column.name for column in PackedReader(folder).manifest.extras}:
+            raise InputError(
+                f"{folder} has images, and --trainer runs a tiny model that sees none: leave it out (images "
+                "are checked without it), and try a loop as in scripts/examples/vision_language.py"
+            )
         return prove(folder, trainer, plan=plan)
     except ImportError as missing:
         raise InputError(

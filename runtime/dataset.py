@@ -52,9 +52,14 @@ class PackedDataset(Dataset[Pack]):
         return self.reader.path
 
     def to_hf(self) -> Any:
-        """The same packs as a `datasets.Dataset`, memory-mapped; raises StreamError by a plan."""
+        """The same packs as a `datasets.Dataset`, memory-mapped; raises StreamError by a plan or of a URL."""
         from datasets import load_from_disk
 
+        if self.reader.remote is not None:
+            raise StreamError(
+                f"a datasets.Dataset is mapped from a folder, and {self.reader.location} is a URL: copy it "
+                "here"
+            )
         if self.reader.plan is not None:
             raise StreamError(
                 "a datasets.Dataset has the packs as they are stored, not by a plan; repack them"

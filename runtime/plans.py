@@ -25,6 +25,8 @@ from padless.runtime.storage import Storage
 
 LOSS_WEIGHT = "loss_weight"
 """The extra column that says 0 where no token is trained, as labels do."""
+_SHARES_PACKS = {"pair_id": "pairs", "group_id": "groups of rollouts"}
+"""Columns whose sequences of one value share a pack."""
 PLAN_METADATA = b"padless"
 """The key of a plan file's own metadata: a JSON object."""
 
@@ -165,8 +167,11 @@ def fresh_plan(manifest: Manifest, lengths: Array, strategy: str, *, seed: int, 
     names = [name for name in STRATEGIES if name not in CUTS]
     if strategy not in names:
         raise PlanError(f"replan is {strategy!r}; it is None or one of {', '.join(names)}")
-    if any(column.name == "pair_id" for column in manifest.columns):
-        raise PlanError("replan would part the pairs of this folder (it has pair_id): leave replan out")
+    for grouped, what in _SHARES_PACKS.items():
+        if any(column.name == grouped for column in manifest.columns):
+            raise PlanError(
+                f"replan would part the {what} of this folder (it has {grouped}): leave replan out"
+            )
     lines = np.flatnonzero(lengths)
     options = manifest.options
     if options.get("homogeneous"):

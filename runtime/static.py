@@ -32,8 +32,14 @@ def pad_batch(
     What is added is trained nowhere; `sequence_ids` there are -1, further columns zeros, at the level
     that `columns` (the manifest's) says. `max_length_q` and `max_length_k` are the longest sequence's
     length, at most `tokens`, rounded up to a power of two: a compiled step then sees few of them.
-    Raises CollateError where the batch does not fit, and for further columns of unknown level.
+    Raises CollateError where the batch does not fit, for further columns of unknown level, and for batches of
+    a folder with images, whose pixels are of no one shape.
     """
+    if "num_images" in batch:
+        raise CollateError(
+            "the batch is of a folder with images, whose pixels have another shape in each batch: leave "
+            "pad_batch out, and compile the layers of the language model alone"
+        )
     had_tokens, had_sequences = batch["input_ids"].shape[1], len(batch["cu_seq_lens_q"]) - 1
     more_tokens = tokens - had_tokens
     more_sequences = sequences - had_sequences

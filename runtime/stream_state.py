@@ -103,6 +103,10 @@ class StreamState:
             if len(listed) == len(buckets):
                 parts = [_position(one, epoch, packs) for one, packs in zip(listed, buckets, strict=True)]
                 position = replace(position, buckets=tuple(parts))
+            elif listed and buckets:
+                raise ValueError(f"{len(listed)} lengths, of which there are {len(buckets)}")
+        except StateError:  # which is a ValueError too
+            raise
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as problem:
             raise StateError(f"the state is damaged ({problem!r}); load an earlier one") from None
         begun = bool(position.taken) if buckets else bool(listed)

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from padless.runtime.errors import CollateError
+from padless.runtime.images import IMAGES
+
 MODEL_INPUTS = (
     "input_ids",
     "labels",
@@ -50,7 +53,15 @@ class VarlenBatch(dict[str, Any]):
 
         With a cache, which is their default outside Trainer, transformers' models look for no
         boundaries under sdpa and eager attention, and attend across all sequences.
+
+        Raises CollateError for a batch of images without their pixels: a model would take the placeholders
+        for text, and say nothing.
         """
+        if self.get(IMAGES) and "pixel_values" not in self:
+            raise CollateError(
+                f"the batch has {len(self[IMAGES]):,} images and no pixels, so a model would see "
+                "placeholders alone: batch = with_pixels(batch, processor) of padless.runtime.pixels"
+            )
         names = MODEL_INPUTS + IMAGE_INPUTS if "pixel_values" in self else MODEL_INPUTS
         return {key: self[key] for key in names} | {"use_cache": False}
 

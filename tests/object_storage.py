@@ -16,6 +16,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
+import pytest
+from fsspec.config import conf
+
+from padless.runtime import storage
+
 BUCKET = "bucket"
 
 
@@ -221,3 +226,23 @@ def http_server(folder: Path, *, ranges: bool = True) -> Iterator[tuple[str, Fau
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def environment_of(s3: S3, cache: Path) -> Iterator[None]:
+    """The bucket as the environment names it, little patience, a cache of the test's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("ENDPOINT_URL", s3.endpoint),
+            ("ACCESS_KEY_ID", "a"),
+            ("SECRET_ACCESS_KEY", "b"),
+        ):
+            patch.setenv(f"AWS_{name}", value)
+        patch.setenv("PADLESS_CACHE", str(cache))
+        patch.setattr(storage, "FIRST_PAUSE", 0.001)
+        # Drivers that do not try again themselves, with pauses of their own.
+        patch.setattr("s3fs.S3FileSystem.retries", 1)
+        patch.setitem(conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 0}}})
+        yield
+    s3.faults.waiting.clear()
+    s3.faults.requests.clear()

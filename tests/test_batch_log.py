@@ -65,6 +65,8 @@ def test_csv_and_json_lines_say_the_same(
     [
         ("log.jsonl", "", "holds no batches"),
         ("log.jsonl", "[1]\n{", "line 2 is no JSON"),
+        ("log.jsonl", "[1]\n" + "[" * 100_000, "line 2 is no JSON"),
+        ("log.csv", f"batch,length\n{'1' * 200_000},1\n", "is no CSV"),
         ("log.jsonl", "[]", "line 1 has no lengths"),
         ("log.jsonl", "[1, 0]", "line 1: 0 is no length in tokens; it must be from 1 to 2,147,483,647"),
         ("log.jsonl", "[true]", "True is no length"),

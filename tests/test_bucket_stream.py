@@ -188,6 +188,10 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
         opened(folder).load_state_dict(plain.state_dict())
     state = mine.state_dict()
     state["buckets"][0]["taken"] = 10**6
-    with pytest.raises(StateError, match="damaged"):
+    with pytest.raises(StateError, match="^the state is damaged: epoch 0, 1000000 of"):
+        opened(folder).load_state_dict(state)
+    state = mine.state_dict()
+    del state["buckets"][0]
+    with pytest.raises(StateError, match="damaged .*2 lengths, of which there are 3"):
         opened(folder).load_state_dict(state)
     opened(folder).load_state_dict(stream.PackedStream(folder, rank=0, world_size=1).state_dict())

@@ -68,6 +68,12 @@ def test_a_template_argument_is_what_json_says_it_is(tmp_path: Path, value: str,
     assert text == f"a: b{word}<|im_end|>"
 
 
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "padless_open"])
+def test_a_template_argument_sets_nothing_that_padless_gives_the_template(tmp_path: Path, name: str) -> None:
+    run = build(DEMO, tmp_path / "o", "--template-arg", f"{name}=1")
+    assert run.code == 2 and f"--template-arg sets '{name}', which padless gives" in run.err
+
+
 @pytest.mark.parametrize("option", ["--max-length", "--max-sequences-per-pack"])
 def test_a_number_that_the_folder_cannot_hold_is_refused(tmp_path: Path, option: str) -> None:
     run = build(DEMO, tmp_path / "o", option, 2**31)

@@ -37,10 +37,36 @@ def test_all_records_give_what_the_build_gives(tmp_path: Path) -> None:
     for row in report["alternatives"]:
         plan = tried[row["strategy"], row["max_length"]]
         assert plan["too_long"] == pytest.approx(row["too_long"] / report["sequences"])
-        assert plan["utilization_error"] == 0
-    assert tried["spread", MAX_LENGTH]["utilization"] > 0.99
+        assert (plan["utilization"], plan["utilization_error"]) == (row["utilization"], 0)
+        assert plan["packs"] == row["packs"]
     assert found["of_tokens"] == {"value": report["tokens"], "error": 0.0}
     assert tried["none", MAX_LENGTH]["packs"] == report["sequences"]
+
+
+def test_no_sample_is_so_small_that_it_looks_sure() -> None:
+    found = pack("estimate", DEMO, *OPTIONS, "--limit", 1, "--json").json
+    assert found["records"] == 2
+    assert found["tokens_per_sequence"]["error"] > 0
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"messages": [{"role": "user", "content": "a b"}]}, ["--template-arg", "more=9"]),
+        ({"text": "a b"}, ["--bos", "<|im_start|>"]),
+        ({"text": "a b"}, ["--eos", "none"]),
+        ({"text": "a b <|im_end|>"}, ["--allow-special"]),
+    ],
+)
+def test_options_that_change_the_tokens_are_those_of_a_build(
+    tmp_path: Path, row: dict[str, object], options: list[str]
+) -> None:
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}{{ more | default('') }}")
+    source = write_lines(tmp_path / "t.jsonl", [row] * 3)
+    plain = (*OPTIONS, "--template", tmp_path / "t.jinja", "--train-on", "all")
+    found = pack("estimate", source, *plain, *options, "--json").json["tokens"]
+    assert found == built(source, tmp_path / "packed", *plain, *options)["tokens"]
+    assert found != pack("estimate", source, *plain, "--json").json["tokens"]
 
 
 def test_a_sample_says_how_sure_it_is() -> None:

@@ -102,6 +102,25 @@ def test_a_role_that_neither_we_nor_the_template_know_is_refused(tmp_path: Path,
     assert found[0] == [*EXAMPLE_IDS, START, SYSTEM, NEWLINE, 30, END, NEWLINE]
 
 
+@pytest.mark.parametrize("role", ["developer", "function", "ipython", "content"])
+def test_a_turn_of_which_the_template_writes_nothing_is_refused(tmp_path: Path, role: str) -> None:
+    """Beside BR-064: many templates pass over the roles that they do not name, as Qwen3's does."""
+    template = CHAT.replace("messages %}", "messages if message['role'] in ('user', 'assistant') %}")
+    folder = word_tokenizer(tmp_path / "few", template=template)
+    rows = [
+        {"messages": [{"role": role, "content": "w30"}, *turns("w10", "w20")]},
+        {"messages": [*turns("w10", "w20"), {"role": role, "content": "w30"}]},
+    ]
+    for place, row in zip((0, 2), rows, strict=True):
+        said = refused(tmp_path, [chat("w10", "w20"), row], folder)
+        assert f"messages[{place}] has the role '{role}'" in said and "line 2" in said
+        first = template.replace("in ('user'", f"in ('{role}', 'user'")
+        assert packed(tmp_path / role / str(place), [row], word_tokenizer(tmp_path / "all", template=first))
+    dropping = ("--on-bad-record", "drop", "--max-drop-share", 1)
+    found = packed(tmp_path / "drop", [chat("w10", "w20"), *rows], folder, *dropping)
+    assert found == [(EXAMPLE_IDS, [-100] * 9 + [20, END, -100])]
+
+
 @pytest.mark.parametrize("column", ["conversations", "messages"])
 @pytest.mark.parametrize("first", ["from", "role"])
 def test_two_ways_of_naming_keys_may_meet_in_one_record(
@@ -441,6 +460,42 @@ def test_calls_that_a_template_would_not_write_are_refused(tmp_path: Path, words
         assert "messages[1] calls tools" in said and "--template FILE" in said
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"function_call": {"name": "f", "arguments": "{}"}}, "messages[1] calls tools"),
+        ({"tool_calls": "f()"}, "messages[1].tool_calls must be a list of calls, got str"),
+        ({"tool_calls": [{"type": "function"}]}, "messages[1].tool_calls[0] must be an object with the name"),
+        ({"reasoning": ["w30"]}, "messages[1]'s reasoning[0] is str"),
+        ({"reasoning_content": 5}, "messages[1]'s reasoning must be text"),
+        ({"role": 5}, "messages[1].role must be text, got int"),
+    ],
+)
+def test_what_a_template_would_pass_over_in_an_answer_is_refused(
+    tmp_path: Path, words: Path, answer: dict[str, Any], said: str
+) -> None:
+    row = {"messages": [*turns("w10"), {"role": "assistant", "content": "w20"} | answer]}
+    assert said in refused(tmp_path, [row], words)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({**chat("w10", "w20"), "tools": [7]}, "tools must be a list of objects"),
+        ({**chat("w10", "w20"), "tools": "7"}, "tools must be a list of objects"),
+        ({"conversations": [{"from": "gpt", "value": "w20"}], "system": ["w30"]}, "system must be text"),
+        (
+            {"messages": [{"role": "user", "content": "w10", "tool_calls": [{"name": "f"}]}, *turns("w10")]},
+            "messages[0].tool_calls are of a turn of user",
+        ),
+    ],
+)
+def test_what_stands_where_no_template_reads_it_is_refused(
+    tmp_path: Path, words: Path, row: dict[str, Any], said: str
+) -> None:
+    assert said in refused(tmp_path, [row], words)
+
+
 # -- content parts, and formats that are told apart ----------------------------------------------------
 
 
@@ -453,7 +508,7 @@ def test_parts_of_text_are_put_together(tmp_path: Path, words: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ([{"type": "text", "text": "w10"}, {"type": "image_url", "image_url": {"url": "x"}}], "'image_url'"),
+        ([{"type": "text", "text": "w10"}, {"type": "audio", "audio": "x.wav"}], "[1] is of type 'audio'"),
         ([{"type": "text"}], "content[0]"),
         (["w10"], "content[0] is str"),
         ({"answer": 1}, "an object with answer"),

@@ -61,6 +61,8 @@ def test_a_plan_is_searched_by_its_own_packs(packed: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--browse", "--json"), "leave --html and --json out"),
+        (("--source", "a.jsonl"), "give --row too"),
         (("--sequence", 10**6), "there is no sequence 1000000"),
         (("--sequence", -1), "there is no sequence -1"),
         (("--row", 3), "2 sources of that name; give --source"),

@@ -81,10 +81,17 @@ CONVERTED: list[tuple[str, dict[str, Any], Example]] = [
             "conversations": [
                 {"from": "function_call", "value": "no JSON"},
                 {"from": "tool_call", "value": "[1]"},
+                {"from": "tool_call", "value": '{"name": null}'},
             ]
         },
-        Chat([answer("no JSON"), answer("[1]")]),
+        Chat([answer("no JSON"), answer("[1]"), answer('{"name": null}')]),
     ),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "tool_call", "value": '{"name": "f", "parameters": {"x": 1}}'}]},
+        Chat([call("f", {"x": 1})]),
+    ),
+    ("sharegpt", {"conversations": [{"from": "tool_call", "value": '{"name": "f"}'}]}, Chat([call("f", {})])),
     (
         "sharegpt",
         {
@@ -281,6 +288,23 @@ def test_any_row_is_converted_or_refused_with_a_reason(row: dict[str, Any]) -> N
 def test_reasoning_goes_by_the_names_that_templates_read(name: str) -> None:
     (turn,) = FORMATS["messages"].convert({"messages": [answer("a", **{name: "why"})]}, USUAL).messages
     assert turn["reasoning_content"] == turn["thinking"] == "why"
+    parts = [{"type": "text", "text": "w"}, {"type": "text", "text": "hy"}]
+    (turn,) = FORMATS["messages"].convert({"messages": [answer("a", **{name: parts})]}, USUAL).messages
+    assert turn["reasoning_content"] == turn["thinking"] == "why"
+
+
+@pytest.mark.parametrize("more", [{}, {"train": True}])
+def test_a_call_that_would_lose_its_arguments_is_refused(more: dict[str, Any]) -> None:
+    turn = {"from": "function_call", "value": '{"name": "f", "args": {"x": 1}}', **more}
+    with pytest.raises(RecordError, match=r"conversations\[0\] is a call of f with args and no arguments"):
+        FORMATS["sharegpt"].convert({"conversations": [turn]}, USUAL)
+
+
+def test_calls_beside_from_and_value_are_kept() -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    turn = {"from": "gpt", "value": None, "tool_calls": calls}
+    (found,) = FORMATS["sharegpt"].convert({"conversations": [turn]}, USUAL).messages
+    assert found == {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 @pytest.mark.parametrize(

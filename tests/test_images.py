@@ -416,6 +416,23 @@ def test_an_estimate_measures_the_images_where_the_records_lie(tmp_path: Path) -
     assert run.json["tokens_per_sequence"]["value"] == len(HEAD + see(20) + TAIL + ANSWER)
 
 
+@pytest.mark.parametrize("sources", [("*/rows.jsonl",), ("a/rows.jsonl", "b/rows.jsonl")])
+def test_an_estimate_finds_the_images_of_each_file_beside_it(
+    tmp_path: Path, sources: tuple[str, ...]
+) -> None:
+    for folder, size in (("a", (140, 112)), ("b", (56, 56))):
+        picture(tmp_path / folder / "x.png", *size)
+        rows = [asks("<image>", "w20", images=["x.png"]), asks("w21", "w20")] * 5
+        write_lines(tmp_path / folder / "rows.jsonl", rows)
+    paths = [tmp_path / source for source in sources]
+    options = ("--tokenizer", vision_tokenizer(tmp_path / "tokenizer"), "--max-length", 64, "--json")
+    run = pack("estimate", *paths, *options)
+    assert run.code == 0, run.err
+    assert [source["dropped"] for source in run.json["sources"]] == [0] * len(sources)
+    built = pack("build", *paths, *options, "--output", tmp_path / "packed")
+    assert (run.json["sequences"], run.json["tokens"]) == (20, built.json["tokens"])
+
+
 def test_a_build_without_images_loads_no_library_for_them(tmp_path: Path) -> None:
     tokenizer = vision_tokenizer(tmp_path / "tokenizer")
     source = write_lines(tmp_path / "rows.jsonl", [asks("w10", "w20")])
@@ -484,6 +501,36 @@ def test_repack_keeps_the_images_with_their_sequences(tmp_path: Path) -> None:
     assert run.code == 2 and not (tmp_path / "wrapped").exists()
 
 
+def test_folders_with_and_without_images_go_together_and_keep_the_rule(tmp_path: Path) -> None:
+    picture(tmp_path / "x.png", 140, 112)
+    write_lines(tmp_path / "seen.jsonl", [asks("<image>", "w20", images=["x.png"])])
+    write_lines(tmp_path / "said.jsonl", [asks("w21", "w20")])
+    blind = vision_tokenizer(tmp_path / "blind", processor=None)
+    sharp = vision_tokenizer(tmp_path / "sharp", processor={**QWEN25, "max_pixels": 4 * 28 * 28})
+    sees = vision_tokenizer(tmp_path / "sees")
+    for name, source, tokenizer in (("a", "said", blind), ("b", "seen", sees), ("c", "seen", sharp)):
+        options = ("--tokenizer", tokenizer, "--max-length", 64, "--output", tmp_path / name)
+        assert pack("build", tmp_path / f"{source}.jsonl", *options).code == 0
+    both, again = tmp_path / "both", tmp_path / "again"
+    assert pack("repack", tmp_path / "a", tmp_path / "b", "--output", both).code == 0
+    rule = PackedReader(tmp_path / "b").manifest.options["image_rule"]
+    assert PackedReader(both).manifest.options["image_rule"] == rule
+    assert pack("verify", both).code == 0
+    assert pack("repack", both, tmp_path / "b", "--output", again).code == 0
+    other = pack("repack", *(tmp_path / name for name in "abc"), "--output", tmp_path / "none")
+    assert other.code == 2 and "was built with the image rule" in other.err
+
+
+def test_a_trainer_without_eyes_is_not_tried_on_images(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    picture(tmp_path / "x.png", 140, 112)
+    rows = write_lines(tmp_path / "rows.jsonl", [asks("<image>", "w20", images=["x.png"])] * 2)
+    options = ("--tokenizer", vision_tokenizer(tmp_path / "tokenizer"), "--max-length", 64)
+    assert pack("build", rows, *options, "--output", tmp_path / "packed").code == 0
+    run = pack("verify", tmp_path / "packed", "--trainer", "hf")
+    assert run.code == 2 and "has images" in run.err
+
+
 def test_inspect_writes_a_placeholder_once_for_each_image(tmp_path: Path) -> None:
     names = pictures(tmp_path, (56, 84))
     packed(tmp_path, [asks("<image> w10", "w20", images=names)])
@@ -520,9 +567,10 @@ def test_exports_keep_the_images_or_refuse(tmp_path: Path) -> None:
     assert sorted(map(len, told)) == sorted(
         len(text) for one in PackedReader(tmp_path / "packed") for text in one.extras["images"]
     )
-    run = pack("export", tmp_path / "packed", "--to", "llamafactory", "--output", tmp_path / "other")
-    assert run.code == 2 and "has images" in run.err
-    assert not (tmp_path / "other").exists()
+    for to in ("llamafactory", "axolotl"):
+        run = pack("export", tmp_path / "packed", "--to", to, "--output", tmp_path / "other")
+        assert run.code == 2 and "has images" in run.err
+        assert not (tmp_path / "other").exists()
 
 
 def test_a_program_gives_the_folder_of_the_images(tmp_path: Path) -> None:

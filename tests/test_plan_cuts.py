@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from packed import Folder, count_up, write_folder
 from reference_packing import reference_wrapped
 
+from padless.packer import plan_file
 from padless.packer.plan import PackPlan
 from padless.packer.plan_file import write_plan
 from padless.packer.strategies import STRATEGIES
@@ -164,6 +165,31 @@ def test_a_plan_in_which_nothing_had_to_be_cut_is_one_of_whole_sequences(tmp_pat
         assert table["starts"].null_count == len(table) > 0
         plan = PackedReader(tmp_path / "out", plan=name).plan
         assert plan is not None and plan.starts is None
+
+
+def test_two_runs_that_write_one_plan_leave_the_later_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "out", Folder(packs=[count_up(4), count_up(3), count_up(5)]))
+    path = tmp_path / "out" / "plans" / "x.parquet"
+    manifest = PackedReader(tmp_path / "out").manifest
+
+    def write(order: list[int]) -> None:
+        plan = PackPlan(np.array(order), np.arange(4))
+        write_plan(path, plan, np.arange(3), manifest, {"max_length": 8})
+
+    made = plan_file.list_array
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(plan_file, "list_array", made)
+        write([2, 1, 0])
+        return made(*arguments)
+
+    monkeypatch.setattr(plan_file, "list_array", meanwhile)
+    write([1, 0, 2])
+    plan = PackedReader(tmp_path / "out", plan="x").plan
+    assert plan is not None and plan.sequences.tolist() == [1, 0, 2]
+    assert [one.name for one in path.parent.iterdir()] == ["x.parquet"]
 
 
 def test_the_weight_of_a_fragments_first_token_is_that_of_an_untrained_one(tmp_path: Path) -> None:

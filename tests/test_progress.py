@@ -95,6 +95,23 @@ def test_a_log_line_comes_at_most_every_half_minute(
     assert lines[0] == "packs: 15%, 30 of 200, about 170 s left"
 
 
+def test_what_is_left_of_a_second_folder_goes_by_its_own_speed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(telling, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(telling, "clock", lambda: now)
+    with progress() as report:
+        for seconds in (100.0, 10.0):
+            more = part_of(report, "packs", 100)
+            for _ in range(100):
+                now += seconds
+                more(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[49] == "packs: 50%, 50 of 100, about 5,000 s left"
+    assert lines[102] == "packs: 3%, 3 of 100, about 970 s left"
+
+
 def test_a_terminal_has_a_bar_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

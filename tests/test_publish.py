@@ -27,11 +27,9 @@ from building import (
     write_many,
 )
 from conftest import ROOT
-from fsspec.config import conf
-from object_storage import S3, s3_server
+from object_storage import S3, environment_of, s3_server
 
 from padless.packer import publish
-from padless.runtime import storage
 from padless.runtime.reader import PackedReader
 
 LOCK = ".work/lock"
@@ -47,18 +45,9 @@ def s3() -> Iterator[S3]:
 
 
 @pytest.fixture(autouse=True)
-def reached(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The bucket as the environment names it, little patience, a cache of the test's own."""
-    for name, value in (("ENDPOINT_URL", s3.endpoint), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
-    # Drivers that do not try again themselves, with pauses of their own.
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
-    monkeypatch.setitem(conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 0}}})
-    yield
-    s3.faults.waiting.clear()
-    s3.faults.requests.clear()
+def reached(s3: S3, tmp_path: Path) -> Iterator[None]:
+    with environment_of(s3, tmp_path / "cache"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +193,28 @@ def test_what_padless_did_not_write_is_never_touched(s3: S3, name: str, tmp_path
         assert f"s3://bucket/{folder}" in run.err
     assert s3.files(folder) == {name: b"{}"}
     assert [path for path in (tmp_path / "cache").rglob("*.arrow")] == []
+
+
+def test_a_data_set_below_another_is_never_swept_with_it(s3: S3) -> None:
+    built(DEMO, "s3://bucket/outer", *SMALL)
+    built(DEMO, "s3://bucket/outer/inner", *SMALL)
+    before = s3.files("outer")
+    run = build(DEMO, "s3://bucket/outer", "--force")
+    assert run.code == 2
+    assert "s3://bucket/outer holds 'inner/" in run.err
+    assert s3.files("outer") == before
+
+
+def test_splits_of_a_build_that_broke_off_are_swept_by_the_next(
+    s3: S3, local: dict[str, bytes], tmp_path: Path
+) -> None:
+    s3.faults.add("outer-splits/manifest.json", method="PUT", status=503, times=10**9)
+    assert build(DEMO, "s3://bucket/outer-splits", "--eval-fraction", 0.2).code == 2
+    s3.faults.waiting.clear()
+    assert {"train/manifest.json", "validation/manifest.json"} < set(s3.files("outer-splits"))
+    built(DEMO, "s3://bucket/outer-splits", *SMALL)
+    assert s3.files("outer-splits") == local
+    assert left_here(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -376,13 +387,13 @@ def test_a_build_on_another_machine_is_told_and_can_be_replaced(s3: S3, local: d
 
 def test_a_build_on_this_machine_is_told(s3: S3) -> None:
     url = "s3://bucket/busy-here"
-    with publish.Publishing(url, f"xxh3:{'0' * 32}", force=False, report=lambda stage, counts: None):
+    with publish.Publishing(url, f"xxh3:{'0' * 32}", (), force=False, report=lambda stage, counts: None):
         run = build(DEMO, url, "--force")
         assert run.code == 2
         assert f"another build of this machine is writing into {url}" in run.err
 
 
-@pytest.mark.parametrize("how", ["lock", "file", "manifest"])
+@pytest.mark.parametrize("how", ["lock", "unlocked", "file", "manifest"])
 def test_who_was_overtaken_commits_nothing(s3: S3, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two builds that do not know of each other: only one of them has its manifest there."""
     folder = f"overtaken-{how}"
@@ -391,6 +402,8 @@ def test_who_was_overtaken_commits_nothing(s3: S3, how: str, monkeypatch: pytest
     def overtaken(self: Any, names: list[str]) -> None:
         if how == "lock":
             other_lock(s3, folder)
+        elif how == "unlocked":
+            s3.system.rm_file(f"bucket/{folder}/{LOCK}")
         elif how == "file":
             s3.system.pipe_file(f"bucket/{folder}/sequences.parquet", b"theirs")
         check(self, names)
@@ -400,6 +413,11 @@ def test_who_was_overtaken_commits_nothing(s3: S3, how: str, monkeypatch: pytest
     monkeypatch.setattr(publish.Publishing, "_check", overtaken)
     run = build(DEMO, f"s3://bucket/{folder}", *SMALL)
     assert run.code == 2
-    reason = {"lock": "elsewhere took", "file": "somebody else", "manifest": "another build has committed"}
+    reason = {
+        "lock": "a build on elsewhere took",
+        "unlocked": "a build on another machine took",
+        "file": "somebody else",
+        "manifest": "another build has committed",
+    }
     assert reason[how] in run.err
     assert s3.files(folder).get("manifest.json") == (b"theirs" if how == "manifest" else None)

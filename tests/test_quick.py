@@ -95,6 +95,32 @@ def test_a_template_is_known_by_its_content(tmp_path: Path, calls: list[Any]) ->
     assert packed() != first and len(calls) == 2
 
 
+def test_images_are_known_by_their_folder_and_by_what_they_are_now(tmp_path: Path, calls: list[Any]) -> None:
+    pytest.importorskip("PIL")
+    from pictures import asks, picture, vision_tokenizer
+
+    tokenizer = vision_tokenizer(tmp_path / "tokenizer")
+    line = json.dumps(asks("<image>", "w20", images=["x.png"])) + "\n"
+    for folder, size in (("a", (140, 112)), ("b", (56, 56))):
+        picture(tmp_path / folder / "x.png", *size)
+        (tmp_path / folder / "rows.jsonl").write_text(line)
+
+    def length(folder: str, **options: Any) -> int:
+        data = tmp_path / folder / "rows.jsonl"
+        packs = pack(data, tokenizer, max_length=64, cache=tmp_path / "cache", **options)
+        return int(packs.reader[0].num_tokens)
+
+    for _ in range(2):
+        assert length("a") - length("b") == 16
+    assert length("b", image_root=str(tmp_path / "a")) == length("a")
+    assert len(calls) == 2
+    picture(tmp_path / "b" / "x.png", 140, 112)
+    os.utime(tmp_path / "b" / "x.png", (1, 1))
+    for _ in range(2):
+        assert length("b") == length("a")
+    assert len(calls) == 3
+
+
 def test_a_suffix_says_how_the_same_bytes_are_read(tmp_path: Path) -> None:
     found = []
     for name in ("a.jsonl", "a.txt"):

@@ -403,6 +403,39 @@ def test_a_plan_keeps_pairs_together_and_says_so(tmp_path: Path, judged: Path) -
     assert packs_of_pair and all(len(packs) == 1 for packs in packs_of_pair.values())
 
 
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+LONG = "words " * 60
+WEIGHED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": LONG, "weight": 0.5}]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [CHAT, {"prompt": "a", "chosen": LONG, "rejected": LONG}],
+        [CHAT, {"prompt": "a", "completion": LONG, "label": True}],
+        [CHAT, {"messages": WEIGHED}],
+        [
+            {"prompt_ids": [9], "response_ids": [7, 6], "advantages": 1.0},
+            {"prompt_ids": [9], "response_ids": [7] * 90, "advantages": 1.0, "group_id": 3},
+        ],
+    ],
+    ids=["pair_id", "label", "loss_weight", "group_id"],
+)
+def test_a_column_whose_sequences_are_all_dropped_is_as_in_a_fresh_build(
+    rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    sources = [write_lines(tmp_path / f"{number}.jsonl", [row]) for number, row in enumerate(rows)]
+    now = ("--max-length", 64, "--overflow", "drop")
+    if "response_ids" in rows[0]:
+        sources = [write_lines(tmp_path / "all.jsonl", rows)]
+    for number, source in enumerate(sources):
+        built(source, tmp_path / str(number), "--template", "chatml")
+    built(sources[0], tmp_path / "fresh", *sources[1:], "--template", "chatml", *now)
+    repacked(*(tmp_path / str(n) for n in range(len(sources))), "--output", tmp_path / "again", *now)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "fresh")
+    assert_verified(tmp_path / "again")
+
+
 def test_folders_with_and_without_further_columns_go_together(tmp_path: Path, judged: Path) -> None:
     built(DEMO, tmp_path / "chats", "--template", "chatml")
     built(judged, tmp_path / "judged", "--template", "chatml")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import DEMO, built
+from building import DEMO, built, write_lines
 
 from padless.runtime.errors import PlanError, StateError, StreamError
 from padless.runtime.stream import PackedStream
@@ -91,3 +91,22 @@ def test_wrong_use_is_told(folder: Path, tmp_path: Path) -> None:
         stream(folder, plan="long")
     with pytest.raises(StreamError, match="seed is -1"):
         stream(folder, seed=-1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"prompt": "2 + 2 = ", "chosen": "4", "rejected": "5"}] * 3, "pairs of this folder"),
+        (
+            [
+                {"prompt_ids": [9], "response_ids": [7, 6], "old_logprobs": [-1.0, -2.0], "group_id": n // 3}
+                for n in range(6)
+            ],
+            "groups of rollouts of this folder",
+        ),
+    ],
+)
+def test_what_shares_packs_is_never_parted(rows: list[dict[str, Any]], said: str, tmp_path: Path) -> None:
+    built(write_lines(tmp_path / "rows.jsonl", rows), tmp_path / "packed")
+    with pytest.raises(PlanError, match=said):
+        stream(tmp_path / "packed")

@@ -108,6 +108,12 @@ def test_a_batch_that_does_not_fit_is_refused(tokens: int, sequences: int) -> No
         pad_batch(make_batch(3, 1, 2), tokens=tokens, sequences=sequences)
 
 
+def test_batches_with_images_have_no_one_shape() -> None:
+    batch = VarlenBatch({**make_batch(3, 2), "num_images": torch.tensor([0, 0])})
+    with pytest.raises(CollateError, match="a folder with images"):
+        pad_batch(batch, tokens=8, sequences=4)
+
+
 def test_further_columns_need_their_level() -> None:
     with pytest.raises(CollateError, match=r"advantage is per token.*columns="):
         pad_batch(make_batch(3, extras=True), tokens=8, sequences=5)

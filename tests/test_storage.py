@@ -24,6 +24,7 @@ from padless.runtime.errors import (
     NotPackedError,
     PlanError,
     RemoteError,
+    StreamError,
     TruncatedFileError,
 )
 from padless.runtime.reader import PackedReader
@@ -220,6 +221,19 @@ def test_missing_credentials_are_told(s3: S3, url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(RemoteError, match="without credentials"):
         PackedReader(url, storage_options={"endpoint_url": s3.endpoint})
+
+
+def test_what_takes_folders_alone_says_so_of_a_url(s3: S3, url: str) -> None:
+    for command in (
+        ("repack", url, "--output", "z"),
+        ("repack", url, "--plan-only", "z"),
+        ("push", url, "a/b"),
+    ):
+        run = run_command(*command)
+        assert run.code == 2
+        assert f"{url} is a URL: copy it here" in run.err
+    with pytest.raises(StreamError, match=f"{url} is a URL: copy it here"):
+        PackedDataset(url, storage_options=s3.options).to_hf()
 
 
 def test_a_bucket_without_the_folder_or_no_bucket_is_told(s3: S3) -> None:

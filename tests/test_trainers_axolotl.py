@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from axolotl.cli.config import load_cfg  # noqa: E402
 from axolotl.common.datasets import TrainDatasetMeta, load_datasets  # noqa: E402
 from axolotl.integrations.base import PluginManager  # noqa: E402
 from axolotl.train import setup_model_and_trainer  # noqa: E402
-from building import MAX_LENGTH  # noqa: E402
+from building import MAX_LENGTH, built  # noqa: E402
 from trainer_proofs import (  # noqa: E402
     TEETH,
     TOLERANCE,
@@ -143,6 +144,20 @@ def test_settings_that_would_spoil_packs_are_refused(packed: Path, setting: dict
     plain = {"datasets": [{"path": str(packed)}], "remove_unused_columns": False}
     with pytest.raises(ValueError, match=next(iter(setting))):
         PacksPlugin().load_datasets(DictDefault(plain | setting))
+
+
+def test_folders_with_further_columns_are_refused(tmp_path: Path) -> None:
+    from axolotl.utils.dict import DictDefault
+
+    from padless.runtime.trainers.axolotl import PacksPlugin
+
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo", "weight": 0.5}]
+    folder = tmp_path / "packed"
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    built(tmp_path / "rows.jsonl", folder)
+    settings = {"datasets": [{"path": str(folder)}], "remove_unused_columns": False}
+    with pytest.raises(ValueError, match="further columns loss_weight"):
+        PacksPlugin().load_datasets(DictDefault(settings))
 
 
 def test_axolotls_own_loading_takes_the_export_of_sequences(packed: Path, tmp_path: Path) -> None:

@@ -25,10 +25,8 @@ from building import (
     workers_in,
     write_lines,
 )
-from fsspec.config import conf
-from object_storage import S3, http_server, s3_server
+from object_storage import S3, environment_of, http_server, s3_server
 
-from padless.runtime import storage
 from padless.runtime.format import read_manifest
 from padless.runtime.storage import Storage
 
@@ -42,18 +40,9 @@ def s3() -> Iterator[S3]:
 
 
 @pytest.fixture(autouse=True)
-def reached(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The bucket as the environment names it, little patience, a cache of the test's own."""
-    for name, value in (("ENDPOINT_URL", s3.endpoint), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
-    # Drivers that do not try again themselves, with pauses of their own.
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
-    monkeypatch.setitem(conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 0}}})
-    yield
-    s3.faults.waiting.clear()
-    s3.faults.requests.clear()
+def reached(s3: S3, tmp_path: Path) -> Iterator[None]:
+    with environment_of(s3, tmp_path / "cache"):
+        yield
 
 
 def as_lines(rows: list[dict[str, Any]]) -> bytes:
@@ -134,6 +123,17 @@ def test_patterns_and_folders_name_files_in_the_order_of_their_names(
     built(folder, tmp_path / "local")
     assert found["records"] == 30
     assert packs_of(tmp_path / "remote") == packs_of(tmp_path / "local")
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(s3: S3, tmp_path: Path) -> None:
+    """A path that exists goes before a pattern, on this machine too."""
+    write_lines(tmp_path / "data" / "part[1].jsonl", ROWS[:10])
+    write_lines(tmp_path / "data" / "part1.jsonl", ROWS[10:30])
+    s3.upload(tmp_path / "data", "brackets")
+    for number, (name, records) in enumerate((("part[1].jsonl", 10), ("part[1]*", 20))):
+        for place in ("s3://bucket/brackets", tmp_path / "data"):
+            found = built(f"{place}/{name}", tmp_path / f"{number}-{'data' in str(place)}")
+            assert found["records"] == records
 
 
 @pytest.mark.parametrize("ranges", [True, False])

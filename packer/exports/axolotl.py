@@ -8,6 +8,7 @@ from padless.packer.exports.unpacked import columns
 
 
 def _write(job: Job) -> None:
+    job.refuse_images()  # it would take their placeholders for text
     longest = max((int(pack.max_seqlen) for pack in job.reader), default=0)
     job.arrow(columns)
     job.text(

@@ -86,9 +86,10 @@ class Job:
 
         Raises InputError for what would train differently in this form.
         """
+        if not self.further_columns:
+            self.refuse_images()
         for rows in rows_of(self.reader, flat=flat):
             if not self.further_columns:
-                self._check_images(rows)
                 self._check_weights(rows)
             yield rows
             self.counts["packs"] += len(rows.sequences)
@@ -109,8 +110,9 @@ class Job:
                 "which keep the column, or build from records without weights"
             )
 
-    def _check_images(self, rows: Rows) -> None:
-        if IMAGES in rows.extras:
+    def refuse_images(self) -> None:
+        """InputError where the folder has images: for forms whose trainer would not look for them."""
+        if any(column.name == IMAGES for column in self.reader.manifest.extras):
             raise InputError(
                 f"{self.reader.path} has images, and this form has no place to say which: their placeholders "
                 "would be all that is left. Export to unpacked or parquet, which keep the column"

@@ -44,6 +44,12 @@ SPELLINGS = {name: role for name, role in ROLES.items() if role in ("user", "ass
 AS_THEY_ARE = ("user", "assistant", "system", "tool")
 """Roles of turns that need nothing where they have a text and nothing else."""
 
+CALLS = ("tool_calls", "function_call")
+"""Names under which data sets keep the calls of a turn, now and before there could be several."""
+
+ARGUMENTS = ("arguments", "parameters")
+"""Names under which a call that is JSON keeps what it calls with."""
+
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which data sets keep a turn's reasoning; the first with a value counts."""
 
@@ -90,7 +96,10 @@ def turns_of(value: Any, name: str) -> Turns:
                 continue
             sender, content = turn.get("from"), turn.get("value")
             if type(sender) is str and type(content) is str and (role := ROLES.get(sender)):
-                turns.append(_call(content) if role == CALL else {"role": role, "content": content})
+                if role != CALL:
+                    turns.append({"role": role, "content": content})
+                else:
+                    turns.append(_call(content, f"{name}[{number}]"))
                 continue
         where = f"{name}[{number}]"
         message, weight = _turn(turn, where)
@@ -109,16 +118,24 @@ def _turn(turn: Any, where: str) -> tuple[Message, float]:
     turn = {key: item for key, item in turn.items() if item is not None or key == "value"}
     if "role" not in turn and "from" in turn:
         turn = _renamed(turn, where)
-    elif type(turn.get("role")) is not str:
+    elif "role" not in turn:
         raise RecordError(f"{where} must have a role and a content, got {_kind(turn)}")
+    elif type(turn["role"]) is not str:
+        raise RecordError(f"{where}.role must be text, got {_kind(turn['role'])}")
     else:
         turn.pop("value", None)
         turn["role"] = SPELLINGS.get(turn["role"].strip().lower(), turn["role"])
     reasoning = next((turn[name] for name in REASONING if name in turn), None)
     if reasoning is not None:  # templates read it under one of two names, as transformers gives it
+        if type(reasoning) is not str:
+            reasoning = _content(reasoning, f"{where}'s reasoning")
+            if type(reasoning) is not str:
+                raise RecordError(f"{where}'s reasoning has images; reasoning is text")
+            turn["thinking"] = reasoning
         turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
     weight = _weight(turn, where)
     if turn.get("tool_calls"):
+        _check_calls(turn, where)
         turn.setdefault("content", "")  # null beside calls is empty
     elif "content" not in turn:
         raise RecordError(f"{where} ({turn['role']}) has no content")
@@ -138,12 +155,30 @@ def _renamed(turn: Message, where: str) -> Message:
     if type(content) is not str:
         content = _content(content, f"{where}.value")
     # Of the other keys only those that mean something here: templates know no `from`.
-    more = {key: item for key, item in turn.items() if key in REASONING or _is_flag(key, item)}
+    more = {key: item for key, item in turn.items() if key in (*REASONING, *CALLS) or _is_flag(key, item)}
     if role != CALL:
         return {"role": role, "content": content} | more
     if type(content) is not str:
         raise RecordError(f"{where} is a call with images; a call is text")
-    return _call(content) | more
+    return _call(content, where) | more
+
+
+def _check_calls(turn: Message, where: str) -> None:
+    """RecordError for calls that a template would leave out, or print as something else."""
+    calls = turn["tool_calls"]
+    if turn["role"] in ("user", "system", "tool"):
+        raise RecordError(
+            f"{where}.tool_calls are of a turn of {turn['role']}; only the assistant calls tools"
+        )
+    if not isinstance(calls, list):
+        raise RecordError(f"{where}.tool_calls must be a list of calls, got {_kind(calls)}")
+    for number, call in enumerate(calls):
+        function = (call.get("function") or call) if isinstance(call, dict) else call
+        if not isinstance(function, dict) or type(function.get("name")) is not str:
+            raise RecordError(
+                f"{where}.tool_calls[{number}] must be an object with the name of a function, "
+                f"got {_kind(function)}"
+            )
 
 
 def _weight(turn: Message, where: str) -> float:
@@ -218,22 +253,26 @@ def _image(part: Message, where: str) -> Message:
     return {"type": "image"} if value is None else {"type": "image", "image": value}
 
 
-def _call(text: str) -> Message:
+def _call(text: str, where: str) -> Message:
     """A function_call turn: its JSON becomes tool calls; what is no call stays the answer's text."""
     try:
         calls, _ = parse(text.encode())
     except MalformedError:
         return {"role": "assistant", "content": text}
     calls = calls if isinstance(calls, list) else [calls]
-    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+    if not calls or not all(isinstance(call, dict) and type(call.get("name")) is str for call in calls):
         return {"role": "assistant", "content": text}
-    wrapped = [
-        {
-            "type": "function",
-            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
-        }
-        for call in calls
-    ]
+    wrapped = []
+    for call in calls:
+        others = call.keys() - {"name", "id", "type"}
+        if others and others.isdisjoint(ARGUMENTS):
+            raise RecordError(
+                f"{where} is a call of {call['name']} with {', '.join(sorted(others))} and no arguments, so "
+                "that would be lost"
+            )
+        arguments = next((call[name] for name in ARGUMENTS if name in call), {})
+        function = {"name": call["name"], "arguments": arguments}
+        wrapped.append({"type": "function", "function": function})
     return {"role": "assistant", "content": "", "tool_calls": wrapped}
 
 

@@ -41,7 +41,6 @@ def tools_of(row: Mapping[str, Any], name: str | None) -> list[Any] | None:
     if not value:
         return None
     tools = value if isinstance(value, list) else [value]
-    return [
-        {key: item for key, item in tool.items() if item is not None} if isinstance(tool, dict) else tool
-        for tool in tools
-    ]
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise RecordError("tools must be a list of objects, each of them a function's schema")
+    return [{key: item for key, item in tool.items() if item is not None} for tool in tools]

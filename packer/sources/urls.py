@@ -10,6 +10,7 @@ again. What the store said of a file when it was resolved has to be true when it
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tempfile
@@ -76,6 +77,10 @@ def url_files(spec: str, kind_of: Kind, kind_of_data: Kind) -> Iterator[SourceFi
 def _look(system: Any, path: str, spec: str) -> Stamp | dict[str, Stamp]:
     """What lies at an address: a file, or the files of a pattern or a folder by their own addresses."""
     if _is_pattern(spec):
+        with contextlib.suppress(OSError):  # what is there by that very name goes first, as with paths
+            info = system.info(path)
+            if info["type"] == "file":
+                return stamp_of(info)
         listed = system.glob(path, detail=True)
     else:
         is_http = spec.startswith(("http://", "https://"))

@@ -46,7 +46,8 @@ class PacksPlugin(BasePlugin):  # type: ignore[misc]
         """The packs of `datasets`, and of `test_datasets` where there are any.
 
         Raises ValueError for settings under which Axolotl would pack packs once more, cut some off for an
-        evaluation or drop their boundaries, and what opening a packed folder raises.
+        evaluation or drop their boundaries, for folders with further columns (weights, images), and what
+        opening a packed folder raises.
         """
         for name in _PACK_AGAIN:
             if cfg.get(name):
@@ -79,4 +80,15 @@ def _packs(entries: Sequence[Any]) -> Any:
     """One `datasets.Dataset` of the packs of all folders."""
     from datasets import concatenate_datasets
 
-    return concatenate_datasets([PackedDataset(entry["path"]).to_hf() for entry in entries])
+    return concatenate_datasets([_folder(entry["path"]) for entry in entries])
+
+
+def _folder(path: str) -> Any:
+    """The packs of one folder; ValueError where something in it would be lost on Axolotl's models."""
+    packs = PackedDataset(path)
+    if further := [column.name for column in packs.reader.manifest.extras]:
+        raise ValueError(
+            f"{path} has the further columns {', '.join(further)}, which Axolotl's training does not look "
+            "at: build it from records without what gives them, or train in a loop that uses them"
+        )
+    return packs.to_hf()

@@ -21,7 +21,7 @@ from padless.packer.prepared import Batch, Prepared
 from padless.packer.refusals import KnownRoles, lost_calls, unclear_turns, unknown_role
 from padless.packer.sealed import TRIMMED_DIFFERENTLY, sealed, trims_alike
 from padless.packer.spans import Shield, check_no_stand_ins
-from padless.packer.template import ChatTemplate
+from padless.packer.template import CLASSIC, ChatTemplate
 
 
 class Seen(NamedTuple):
@@ -57,9 +57,11 @@ class ChatRenderer:
             return
         template = self.template
         if template is None:
+            lacking = f"the tokenizer in {self._folder} has no chat template"
+            if self.config.template == CLASSIC:
+                lacking = f"--template {CLASSIC} is two prompts for alpaca records and no chat template"
             raise InputError(
-                f"the tokenizer in {self._folder} has no chat template, and these records "
-                "are chats: give one with --template FILE or --template chatml"
+                f"{lacking}, and these records are chats: give one with --template FILE or --template chatml"
             )
         if not template.has_marks and self.config.train_on != "all":
             raise InputError(

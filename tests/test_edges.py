@@ -68,6 +68,12 @@ def test_a_template_argument_is_what_json_says_it_is(tmp_path: Path, value: str,
     assert text == f"a: b{word}<|im_end|>"
 
 
+def test_the_classic_prompts_are_no_template_for_chats(tmp_path: Path) -> None:
+    source = write(tmp_path / "c.jsonl", {"messages": [{"role": "assistant", "content": "b"}]})
+    run = build(source, tmp_path / "o", "--template", "alpaca")
+    assert run.code == 2 and "--template alpaca is two prompts for alpaca records" in run.err
+
+
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "padless_open"])
 def test_a_template_argument_sets_nothing_that_padless_gives_the_template(tmp_path: Path, name: str) -> None:
     run = build(DEMO, tmp_path / "o", "--template-arg", f"{name}=1")

@@ -270,7 +270,7 @@ def _call(text: str, where: str) -> Message:
                 f"{where} is a call of {call['name']} with {', '.join(sorted(others))} and no arguments, so "
                 "that would be lost"
             )
-        arguments = next((call[name] for name in ARGUMENTS if name in call), {})
+        arguments: Any = next((call[name] for name in ARGUMENTS if name in call), {})
         function = {"name": call["name"], "arguments": arguments}
         wrapped.append({"type": "function", "function": function})
     return {"role": "assistant", "content": "", "tool_calls": wrapped}

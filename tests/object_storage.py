@@ -134,6 +134,8 @@ def s3_server() -> Iterator[S3]:
         if fault is not None and fault.status is not None:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(f"{fault.status} Fault", [("Content-Type", "application/xml")])
+            if method == "HEAD":  # a body would be taken for the next answer on the connection
+                return []
             code = {403: "AccessDenied", 503: "SlowDown"}.get(fault.status, "InternalError")
             return [f"<Error><Code>{code}</Code><Message>made to fail</Message></Error>".encode()]
         answer = real(environ, start_response)

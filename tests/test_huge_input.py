@@ -109,9 +109,9 @@ def test_the_shuffle_moves_numbers_and_the_store_is_never_in_memory(tmp_path: Pa
         lines = [{"input_ids": [1 + (row + n) % 900 for n in range(length)]} for row in range(4000)]
         source = tmp_path / f"{length}.jsonl"
         source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        options = ("--shard-size", 4 * MB, "--format", "tokenized", "--max-length", 2048)
+        options = ("--shard-size", MB // 2, "--format", "tokenized", "--max-length", 2048)
         peaks.append(peak_of(source, tmp_path / f"out-{length}", *options))
-    assert peaks[1] - peaks[0] < 14 * MB, peaks  # 16 MB more in the store
+    assert peaks[1] - peaks[0] < 8 * MB, peaks  # 16 MB more in the store; as many shards are under way
 
 
 @pytest.mark.parametrize(("name", "most"), [("bfd", 12), ("ffd", 16)])
@@ -124,7 +124,7 @@ def test_a_plan_of_millions_takes_a_few_bytes_a_sequence(name: str, most: int) -
 
     found, peak = traced(plan)
     check_plan(found, lengths, 4096, 1024)
-    assert peak < most * len(lengths) + 10 * MB
+    assert peak < most * len(lengths) + 16 * MB  # and what a block of them takes while it is placed
 
 
 def traced(run: Callable[[], PackPlan]) -> tuple[PackPlan, int]:

@@ -16,7 +16,7 @@ from padless.packer.template import BUILT_IN, CLASSIC
 from padless.packer.terminal import Json, console, print_json
 
 if TYPE_CHECKING:
-    from padless.packer.pipeline import BuildResult
+    from padless.packer.build_result import BuildResult
 
 
 def _tell(result: BuildResult, *, profile: bool, as_json: bool, quiet: bool) -> None:

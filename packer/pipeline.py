@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from padless.packer import teacher
 from padless.packer.buckets import remove_buckets
+from padless.packer.build_result import BuildResult
 from padless.packer.commit import (
     Beside,
     Facts,
@@ -70,28 +71,6 @@ RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OS
 
 _LEAST_ROOM = 2**16
 """Bytes to ask for where a library does not say how many it could not write."""
-
-
-@dataclass
-class BuildResult:
-    """What a build gave: the manifest of each split ("" for a folder of one), and how it went."""
-
-    output: str
-    manifests: dict[str, Manifest]
-    manifest: Manifest | SplitsManifest
-    backends: dict[str, str] = field(default_factory=dict)
-    formats: dict[str, str] = field(default_factory=dict)
-    """source -> the format it was taken for."""
-    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """source -> its columns, where they told its format."""
-    seconds: float = 0.0
-    profile: dict[str, float] = field(default_factory=dict)
-    """stage -> seconds."""
-    chunks: int = 0
-    """Parts that the sources were tokenized in, those of an earlier run among them."""
-    resumed_chunks: int = 0
-    replaced_surrogates: int = 0
-    was_finished: bool = False
 
 
 def pack_dataset(config: PackConfig) -> Manifest | SplitsManifest:

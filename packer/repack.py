@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.build_result import BuildResult
 from padless.packer.commit import Facts
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
@@ -26,7 +27,7 @@ from padless.packer.folder_tokens import Elements, Segment, full_segments, renum
 from padless.packer.gather import Gather
 from padless.packer.made_anew import MadeAnew, make_anew
 from padless.packer.output import check_output
-from padless.packer.pipeline import Build, BuildResult
+from padless.packer.pipeline import Build
 from padless.packer.planning import check_losses, plan_splits, strategy_of
 from padless.packer.recut import recut
 from padless.packer.recut_copies import copies_apart, copies_together

@@ -11,7 +11,7 @@ from padless.packer.report_view import in_words
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from padless.packer.pipeline import BuildResult
+    from padless.packer.build_result import BuildResult
     from padless.runtime.format import Bucket, Manifest
 
 _SUMS = (

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.gather import Gather, StoreGather, has_weight
+from padless.packer.errors import disk_full
+from padless.packer.gather import BatchGather, Gather, StoreGather, has_weight
 from padless.packer.plan import PackPlan, pack_tokens
-from padless.packer.token_store import disk_full
 from padless.runtime.format import WORK_FOLDER
 
 BUCKETS_FROM = 2**28
@@ -84,7 +84,7 @@ class Buckets:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketGather:
-    """A split's sequences over buckets; only what `of_batch` gives has tokens."""
+    """A split's sequences over buckets."""
 
     whole: StoreGather
     """Without its store."""
@@ -96,14 +96,10 @@ class BucketGather:
         return self.whole.lengths
 
     @property
-    def ids(self) -> NDArray[Any] | None:
-        return self.whole.ids
-
-    @property
     def is_weighted(self) -> bool:
         return self.weights is not None and has_weight(self.whole.kind)
 
-    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> BatchGather:
         """The sequences of one record batch, over its bucket."""
         import pyarrow as pa
 
@@ -118,18 +114,6 @@ class BucketGather:
         tokens = laid(self.stored)
         weights = None if self.weights is None else laid(self.weights)
         return _InBucket(**{**vars(self.whole), "binary": tokens, "weights": weights, "elements": inside})
-
-    def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """No batch has been chosen."""
-        raise NotImplementedError("tokens lie in buckets: ask `of_batch` for one")
-
-    def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
-        """No batch has been chosen."""
-        raise NotImplementedError("tokens lie in buckets: ask `of_batch` for one")
-
-    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        """No batch has been chosen."""
-        raise NotImplementedError("values lie in buckets: ask `of_batch` for one")
 
 
 class _InBucket(StoreGather):

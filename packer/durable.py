@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from padless.packer.token_store import disk_full
+from padless.packer.errors import disk_full
 from padless.runtime.format import FileInfo
 
 BLOCK = 4 * 2**20
@@ -28,7 +28,26 @@ BLOCKS = 3
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
-class DurableFile:
+class WriteOnly:
+    """What Arrow asks of a file beside `write`, `tell` and `closed`."""
+
+    def flush(self) -> None:
+        """Nothing: who finishes the file sees to everything."""
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing likewise."""
+
+
+class DurableFile(WriteOnly):
     """A file under a temporary name: hashed as it is written, then fsynced and renamed, or removed."""
 
     def __init__(self, folder: str, name: str, *, direct: bool = False) -> None:
@@ -125,23 +144,8 @@ class DurableFile:
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
         return True
 
-    def flush(self) -> None:
-        """Part of the file protocol; `commit` sees to everything."""
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
     def tell(self) -> int:
         return self.size
-
-    def close(self) -> None:
-        """Part of the file protocol; `commit` or the end of the `with` closes it."""
 
     def commit(self, name: Callable[[str], str]) -> FileInfo:
         """Put the complete file in its place, under the name that its checksum gives."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from padless.runtime.format import PadlessError
 
 
@@ -48,3 +50,20 @@ class SourceLostError(PadlessError, OSError):
 
 class RecordError(ValueError):
     """A record that cannot be used as it is; the text says which field and why."""
+
+
+def disk_full(error: OSError, path: str, missing: int) -> OSError:
+    """The error to raise for a failed write: our own where the disk is full."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    full = DiskFullError(disk_full_message(path, missing))
+    full.path, full.missing = path, missing
+    return full
+
+
+def disk_full_message(path: str, missing: int) -> str:
+    """What to tell, with the way out."""
+    return (
+        f"the disk is full: {path} could not be written ({missing:,} bytes missing). Nothing was "
+        "committed; make room and run the same command again, it goes on where it stopped"
+    )

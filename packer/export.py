@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from padless.packer.durable import sync_folder
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, disk_full
 from padless.packer.exports import EXPORTS, target_of
 from padless.packer.exports.job import Job, remove_tree
 from padless.packer.identity import version_of
 from padless.packer.progress import Report, part_of
 from padless.packer.sources.resolve import EXPORT_RECORD
-from padless.packer.token_store import disk_full
 from padless.runtime.format import checksum_file
 from padless.runtime.reader import PackedReader
 from padless.runtime.storage import is_url

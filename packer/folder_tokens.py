@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.gather import Gather
+from padless.packer.gather import BatchGather
 from padless.runtime.format import IGNORE_INDEX
 from padless.runtime.reader import PackedReader
 
@@ -115,7 +115,7 @@ class FolderGather:
     cut: bool = False
     """Fragments, of which all but the first token is trained, whatever the folder says."""
 
-    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> BatchGather:
         return self
 
     def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -28,8 +28,8 @@ def has_weight(kind: np.dtype[Any]) -> bool:
     return kind.names is None or LOSS_WEIGHT in kind.names
 
 
-class Gather(Protocol):
-    """Where the tokens of a split's sequences come from."""
+class BatchGather(Protocol):
+    """Where the tokens of a record batch's sequences come from; all are numbered as in their split."""
 
     @property
     def lengths(self) -> NDArray[np.int32]:
@@ -39,21 +39,29 @@ class Gather(Protocol):
     def ids(self) -> NDArray[Any] | None:
         """[sequences]: each one's line of the sequence table; None: its own number."""
 
-    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
-        """The same for the sequences of one record batch alone, whose first pack is `first`."""
-
     def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The ids of these sequences, one after the other, and the targets of each."""
 
     def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
         """Their labels likewise."""
 
+    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
+        """An extra column of these sequences: [sequences], or the values of all their tokens."""
+
+
+class Gather(Protocol):
+    """Where the tokens of a split's sequences come from, one record batch at a time."""
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """[sequences]: their tokens."""
+
     @property
     def is_weighted(self) -> bool:
         """Whether the tokens have weights, some of which are not 1."""
 
-    def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        """An extra column of these sequences: [sequences], or the values of all their tokens."""
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> BatchGather:
+        """What gives the tokens of these sequences: one record batch's, whose first pack is `first`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class StoreGather:
     let_go: Callable[[], None] = lambda: None
     """Takes what is mapped of the store out of this process's memory until it is touched again."""
 
-    def of_batch(self, first: int, sequences: NDArray[Any]) -> Gather:
+    def of_batch(self, first: int, sequences: NDArray[Any]) -> BatchGather:
         return self
 
     def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from padless.packer.token_store import disk_full
+from padless.packer.errors import disk_full
 from padless.runtime.format import FormatError, ShardInfo, check_file
 
 JOURNAL = "shards.jsonl"

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.durable import DurableFile
+from padless.packer.durable import DurableFile, WriteOnly
 
 Slices = Callable[[], Iterator[NDArray[Any]]]
 """A column's values, one part after the other."""
 
 
-class LateFile:
+class LateFile(WriteOnly):
     """A file for Arrow's stream writer, to which some columns are given only when they are written."""
 
     def __init__(self, file: DurableFile) -> None:
@@ -57,20 +57,5 @@ class LateFile:
         if self._late:
             raise RuntimeError(f"{len(self._late)} columns were not written from their buffers")
 
-    def flush(self) -> None:
-        """Part of the file protocol."""
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
     def tell(self) -> int:
         return self._file.size
-
-    def close(self) -> None:
-        """Part of the file protocol."""

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, disk_full
 from padless.packer.folder_tokens import WEIGHT, Elements, Segment
 from padless.packer.lines import DROPPED, TRUNCATED
 from padless.packer.recut import Recut
 from padless.packer.recut_policy import Records
-from padless.packer.token_store import disk_full
 from padless.runtime.format import IGNORE_INDEX
 
 BLOCK_TOKENS = 2**22

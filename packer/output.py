@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Collection
 
 from padless.packer.errors import InputError
-from padless.packer.token_store import WORK_FILES
 from padless.packer.tokenizer_files import COPIED
+from padless.packer.work_folder import WORK_FILES
 from padless.runtime.format import MANIFEST, WORK_FOLDER
 
 _FILES = r"sequences(-\d{5,})?\.parquet|dataset_info\.json|state\.json|dataset_dict\.json|manifest\.json"

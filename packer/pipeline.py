@@ -28,7 +28,7 @@ from padless.packer.commit import (
 from padless.packer.config import PackConfig
 from padless.packer.elements import gather_of, lay_elements, lay_images
 from padless.packer.engine import Engine, engine_of
-from padless.packer.errors import ClusterError, DiskFullError, InputError, WorkerLostError
+from padless.packer.errors import ClusterError, DiskFullError, InputError, WorkerLostError, disk_full
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import lines_of_split
 from padless.packer.gather import Gather
@@ -50,9 +50,10 @@ from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
 from padless.packer.table_writer import Piece, pieces_of
 from padless.packer.tables import SplitLines, collect
-from padless.packer.token_store import ChunkStore, WorkFolder, disk_full
+from padless.packer.token_store import ChunkStore
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
 from padless.packer.tokenizing import Tokenizing
+from padless.packer.work_folder import WorkFolder
 from padless.packer.write import Layout
 from padless.runtime.format import (
     MANIFEST,

@@ -30,8 +30,8 @@ from padless.packer.sources import Choice, digest, resolve_sources
 from padless.packer.sources.objects import is_dataset
 from padless.packer.sources.splits import are_several
 from padless.packer.template import CLASSIC, load_template
-from padless.packer.token_store import wait_for_build
 from padless.packer.tokenizer_files import COPIED, check_folder, tokenizer_folder
+from padless.packer.work_folder import wait_for_build
 from padless.runtime import storage
 from padless.runtime.format import IMAGES, MANIFEST, checksum_bytes
 from padless.runtime.reader import PackedReader

@@ -24,7 +24,7 @@ from typing import Any
 
 from padless.packer.ahead import Ahead
 from padless.packer.chunk import ChunkWork
-from padless.packer.errors import ClusterError, InputError, WorkerLostError
+from padless.packer.errors import ClusterError, InputError, WorkerLostError, disk_full
 from padless.packer.gather import Gather
 from padless.packer.gather_part import Batches, part_of
 from padless.packer.plan import PackPlan
@@ -32,7 +32,7 @@ from padless.packer.pool import IN_FLIGHT
 from padless.packer.prepared import Prepared, Task
 from padless.packer.ray_tasks import SEEN, ChunkJob, Run, ShardJob, pack, tokenize, versions, write
 from padless.packer.sources import Chunk
-from padless.packer.token_store import ChunkStore, Counter, Entry, Reserved, disk_full
+from padless.packer.token_store import ChunkStore, Counter, Entry, Reserved
 from padless.packer.write import Layout
 from padless.runtime.format import ShardInfo
 

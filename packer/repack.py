@@ -45,8 +45,8 @@ from padless.packer.repack_tables import assemble, cut_again, read_table, sequen
 from padless.packer.strategies import CUTS
 from padless.packer.table_writer import Piece
 from padless.packer.tables import SplitLines
-from padless.packer.token_store import WorkFolder
 from padless.packer.tokenizer_files import TokenizerFiles
+from padless.packer.work_folder import WorkFolder
 from padless.runtime.format import (
     ColumnInfo,
     FileInfo,

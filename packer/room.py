@@ -12,12 +12,12 @@ import shutil
 import numpy as np
 
 from padless.packer.buckets import BUCKETS_FROM
-from padless.packer.errors import DiskFullError
+from padless.packer.errors import DiskFullError, disk_full_message
 from padless.packer.identity import Identity
 from padless.packer.lines import LINE
 from padless.packer.plan import PackPlan
 from padless.packer.tables import SplitLines
-from padless.packer.token_store import ChunkStore, disk_full_message
+from padless.packer.token_store import ChunkStore
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.write import Layout
 

@@ -8,14 +8,10 @@ goes on with the chunks that were finished, after their checksums are seen to ho
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import mmap
 import os
-import shutil
 import threading
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,27 +19,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from padless.packer.chunk import ChunkResult
-from padless.packer.errors import BusyError, DiskFullError
+from padless.packer.errors import disk_full
 from padless.packer.lines import LINE, Problem
-from padless.runtime.format import WORK_FOLDER
 
-WORK_FILES = (
-    "lock",
-    "tokens.bin",
-    "weights.bin",
-    "lines.bin",
-    "buckets.bin",
-    "buckets-weights.bin",
-    "journal.jsonl",
-    "splits.json",
-    "shards.jsonl",
-    "ray",
-)
-"""All that `DIR/.work` ever holds."""
 MOST_PROBLEMS = 20
 """Of one chunk: an entry has to fit into a pipe."""
-DYING = 10.0
-"""Seconds that the workers of a killed build may take to notice, before its folder counts as busy."""
 
 
 class Entry(NamedTuple):
@@ -67,69 +47,6 @@ class Entry(NamedTuple):
     weighs: bool = False
     """Whether a weight is given for any of its tokens, where the file of weights has a teacher's say too."""
     problems: tuple[Problem, ...] = ()
-
-
-class WorkFolder:
-    """`DIR/.work`: locked while a build uses it, kept when one is stopped, removed when one is done."""
-
-    def __init__(self, output: str) -> None:
-        self.path = os.path.join(output, WORK_FOLDER)
-        patience = time.monotonic() + DYING
-        while (lock := self._try_lock()) is None:
-            # Forked workers hold the lock with their parent, so that nobody writes while one is left.
-            if not self._is_orphaned() or time.monotonic() > patience:
-                raise BusyError(
-                    f"another build is writing into {output}; wait for it, or give another --output"
-                )
-            time.sleep(0.02)
-        self._lock = lock
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode("ascii"), 0)
-
-    def _try_lock(self) -> int | None:
-        """The locked file's descriptor, or None while others hold it."""
-        os.makedirs(self.path, exist_ok=True)
-        path = os.path.join(self.path, "lock")
-        found = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(found), os.stat(path)):
-                return found
-        except (BlockingIOError, FileNotFoundError):  # held, or removed by who held it
-            pass
-        os.close(found)
-        return None
-
-    def _is_orphaned(self) -> bool:
-        """Whether the build that took the lock is no more, so that what holds it will go too."""
-        try:
-            with open(os.path.join(self.path, "lock"), encoding="ascii") as file:
-                os.kill(int(file.read()), 0)
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        except (ValueError, PermissionError):  # about to be written, or somebody else's
-            return False
-        return False
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-    def release(self) -> None:
-        """Leave what is there for the next run."""
-        os.close(self._lock)
-
-
-def wait_for_build(output: str) -> None:
-    """Come back when nobody builds there any more, or once who does has let go of the lock."""
-    try:
-        lock = os.open(os.path.join(output, WORK_FOLDER, "lock"), os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):  # it is done
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-    finally:
-        os.close(lock)
 
 
 class ChunkStore:
@@ -382,20 +299,3 @@ def _write_at(descriptor: int, array: NDArray[Any], entry: int, path: str) -> No
             data, at = data[written:], at + written
     except OSError as error:
         raise disk_full(error, path, len(data)) from error
-
-
-def disk_full(error: OSError, path: str, missing: int) -> OSError:
-    """The error to raise for a failed write: our own where the disk is full."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return error
-    full = DiskFullError(disk_full_message(path, missing))
-    full.path, full.missing = path, missing
-    return full
-
-
-def disk_full_message(path: str, missing: int) -> str:
-    """What to tell, with the way out."""
-    return (
-        f"the disk is full: {path} could not be written ({missing:,} bytes missing). Nothing was "
-        "committed; make room and run the same command again, it goes on where it stopped"
-    )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from padless.packer.arrow_lists import flat_array, list_array
 from padless.packer.durable import DurableFile
-from padless.packer.gather import Gather
+from padless.packer.gather import BatchGather, Gather
 from padless.packer.late_columns import LateFile, Slices
 from padless.packer.plan import PackPlan, pack_tokens
 from padless.runtime.format import ColumnInfo, ShardInfo, shard_schema
@@ -143,7 +143,7 @@ def _batch(
     start: int,
     stop: int,
     plan: PackPlan,
-    gather: Gather,
+    split: Gather,
     layout: Layout,
     schema: pa.Schema,
     late: LateFile,
@@ -153,7 +153,7 @@ def _batch(
 
     first = int(plan.offsets[start])
     sequences = plan.order[first : int(plan.offsets[stop])]
-    gather = gather.of_batch(start, sequences)
+    gather = split.of_batch(start, sequences)
     sequence_offsets = plan.offsets[start : stop + 1] - first
     lengths = gather.lengths[sequences]
     ends = np.zeros(len(sequences) + 1, dtype=np.int64)
@@ -215,6 +215,6 @@ def _slices(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         low = high
 
 
-def _line_ids(gather: Gather, sequences: NDArray[Any]) -> NDArray[np.int64]:
+def _line_ids(gather: BatchGather, sequences: NDArray[Any]) -> NDArray[np.int64]:
     ids = sequences if gather.ids is None else gather.ids[sequences]
     return ids.astype(np.int64)

@@ -248,3 +248,12 @@ def environment_of(s3: S3, cache: Path) -> Iterator[None]:
         yield
     s3.faults.waiting.clear()
     s3.faults.requests.clear()
+
+
+def spoil(system: Any, path: str, how: str) -> None:
+    """Take an object away ("missing"), cut its end off ("cut"), or change a byte of it."""
+    data = system.cat_file(path)
+    if how == "missing":
+        system.rm_file(path)
+    else:
+        system.pipe_file(path, data[:-8] if how == "cut" else data[:300] + b"!" + data[301:])

@@ -18,7 +18,7 @@ from hub_stand_in import Repository, commit_of, stand_in
 
 from padless.packer import pack, pipeline, quick
 from padless.packer.errors import InputError
-from padless.packer.token_store import WorkFolder
+from padless.packer.work_folder import WorkFolder
 from padless.runtime.reader import PackedReader
 
 RECORDS = [{"text": "word " * n} for n in (3, 9, 4, 7, 12, 5)]

@@ -18,6 +18,7 @@ import pytest
 from building import TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from object_storage import spoil
 from packed import Folder, count_up, write_folder, write_splits
 from ranks import numbers, read_through_cache
 from torch.utils.data import DataLoader
@@ -271,15 +272,6 @@ def test_shards_are_read_ahead(packed: Path, bucket: Any, cache: Path) -> None:
     bucket.pipe_file("/bucket/packed/manifest.json", (packed / "manifest.json").read_bytes())
 
 
-def spoil(bucket: Any, shard: str, how: str) -> None:
-    path = f"/bucket/packed/{shard}"
-    data = bucket.cat_file(path)
-    if how == "missing":
-        bucket.rm(path)
-    else:
-        bucket.pipe_file(path, data[:-8] if how == "cut" else data[:300] + b"!" + data[301:])
-
-
 @pytest.mark.parametrize(
     ("how", "error"),
     [("missing", MissingFileError), ("cut", TruncatedFileError), ("changed", ChecksumError)],
@@ -290,7 +282,7 @@ def test_a_bad_file_is_an_error_that_names_it_and_leaves_nothing(
     """BR-128, BR-129: within a moment, and never a wrong batch."""
     reader = PackedReader(URL)
     shard = reader.manifest.shards[0].file
-    spoil(bucket, shard, how)
+    spoil(bucket, f"/bucket/packed/{shard}", how)
     for _ in range(2):
         with pytest.raises(error, match=f"{URL}/{shard}"):
             reader[0]

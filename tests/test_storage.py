@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from building import pack as run_command
-from object_storage import S3, http_server, s3_server
+from object_storage import S3, http_server, s3_server, spoil
 from packed import Folder, count_up, write_folder, write_splits
 from ranks import numbers
 from torch.utils.data import DataLoader
@@ -172,11 +172,7 @@ def test_a_bad_object_is_an_error_that_names_it_and_leaves_nothing(
     """BR-128, BR-129."""
     reader = PackedReader(url, storage_options=s3.options)
     path = f"{url.removeprefix('s3://')}/{first_shard(reader)}"
-    data = s3.system.cat_file(path)
-    if how == "missing":
-        s3.system.rm_file(path)
-    else:
-        s3.system.pipe_file(path, data[:-8] if how == "cut" else data[:300] + b"!" + data[301:])
+    spoil(s3.system, path, how)
     with pytest.raises(error, match=f"{url}/{first_shard(reader)} .*; .*copy the folder there again"):
         reader[0]
     assert reader.remote is not None

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from padless.packer import token_store
+from padless.packer import work_folder
 from padless.packer.chunk import ChunkResult
 from padless.packer.errors import DiskFullError, InputError
 from padless.packer.lines import LINE, Problem
-from padless.packer.token_store import ChunkStore, Entry, Reserved, WorkFolder
+from padless.packer.token_store import ChunkStore, Entry, Reserved
+from padless.packer.work_folder import WorkFolder
 
 
 def ends(store: ChunkStore) -> Reserved:
@@ -246,7 +247,7 @@ def test_the_workers_of_a_dead_build_are_waited_for(tmp_path: Path) -> None:
 
 
 def test_they_are_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_store, "DYING", 0.05)
+    monkeypatch.setattr(work_folder, "DYING", 0.05)
     with dead_build(tmp_path), pytest.raises(InputError, match="another build is writing into"):
         WorkFolder(str(tmp_path))
 

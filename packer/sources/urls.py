@@ -197,7 +197,7 @@ class UrlFile(io.RawIOBase):
 
 def keep_nameless(read: Callable[[int], bytes], url: str) -> IO[bytes]:
     """What `read` gives up to its end, in a file that is gone when it is closed; DiskFullError."""
-    from padless.packer.token_store import disk_full
+    from padless.packer.errors import disk_full
 
     folder = cache_folder()
     try:

@@ -32,7 +32,7 @@ def _unavailable(request: Request) -> str | None:
         return f"it runs on compute capability 9 to 11 and the device has {major}"
     if major > 9 and request.head_dim > 128 and request.head_dim != 256:
         return f"on this device it takes heads of at most 128, or of 256, and q's have {request.head_dim}"
-    # Its backward pass overflows 32 bits without an error (flash-attention issue 2611).
+    # Its backward pass overflows 32 bits without an error (Dao-AILab/flash-attention#2611).
     if request.backward and (reason := element_overflow(request)) is not None:
         return reason
     return import_refusal("flash_attn.cute", "flash-attn-4")

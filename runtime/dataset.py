@@ -35,10 +35,13 @@ class PackedDataset(Dataset[Pack]):
         *,
         split: str | None = None,
         plan: str | None = None,
+        verify: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Open a folder; options are PackedReader's, and so is what it raises."""
-        self.reader = PackedReader(path, split=split, plan=plan, storage_options=storage_options)
+        self.reader = PackedReader(
+            path, split=split, plan=plan, verify=verify, storage_options=storage_options
+        )
 
     def __len__(self) -> int:
         return len(self.reader)

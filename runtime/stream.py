@@ -66,6 +66,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         plan: str | None = None,
         replan: str | None = None,
         split: str | None = None,
+        verify: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Open a folder for one of `world_size` data-parallel ranks.
@@ -77,7 +78,8 @@ class PackedStream(IterableDataset[VarlenBatch]):
         room for so many tokens; where packs are of several lengths, the steps of all are mixed.
         `shuffle` is over all packs (True) or among those of a few shards at a time ("shards"), as it is
         always where the path is a URL, unless a plan gathers packs from all shards. `replan` names a strategy
-        (such as "spread") that packs the sequences anew for each epoch. `storage_options` are PackedReader's.
+        (such as "spread") that packs the sequences anew for each epoch. `verify` and `storage_options` are
+        PackedReader's: without `verify` a changed byte of a local shard that is still a token stays unseen.
         Raises StreamError, and what PackedReader raises.
         """
         super().__init__()
@@ -85,7 +87,9 @@ class PackedStream(IterableDataset[VarlenBatch]):
             raise StreamError(f"plan is {plan!r} and replan {replan!r}: give one, packs are by one plan")
         if not 0 <= seed < 2**62:
             raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
-        self.reader = PackedReader(path, split=split, plan=plan, storage_options=storage_options)
+        self.reader = PackedReader(
+            path, split=split, plan=plan, verify=verify, storage_options=storage_options
+        )
         if replan is not None and (self.reader.remote is not None or shuffle == "shards"):
             raise StreamError(
                 f"replan={replan!r} makes packs out of all shards: it takes a local folder and shuffle=True"

@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader
 from padless.runtime import stream as stream_module
 from padless.runtime.collate import collate
 from padless.runtime.dataset import PackBatchSampler, PackedDataset
-from padless.runtime.errors import StateError, StreamError
+from padless.runtime.errors import ChecksumError, StateError, StreamError
 from padless.runtime.order import Position, StepOrder, shuffled
+from padless.runtime.reader import PackedReader
 from padless.runtime.stream import PackedStream
 
 PACKS = 23
@@ -505,3 +506,30 @@ def test_a_state_that_only_loader_workers_know_is_refused(packed: Path, start: s
     del iterator
     stream.set_epoch(1)
     assert stream.state_dict() == before | {"epoch": 1}
+
+
+@pytest.mark.parametrize("opening", [PackedStream, PackedDataset])
+@pytest.mark.parametrize("how", ["another token", "shards exchanged", "another data set"])
+def test_shards_that_look_right_and_are_not_are_found_where_that_is_asked_for(
+    tmp_path: Path, how: str, opening: Any
+) -> None:
+    """BR-128: right sizes, boundaries and ids, of which checksums alone tell that they are others."""
+    packs = [count_up(5, 5, first=10 * number + 1) for number in range(4)]
+    write_folder(tmp_path / "packed", Folder(packs=packs))
+    opening(tmp_path / "packed", verify=True)
+    one, two = sorted((tmp_path / "packed").glob("shard-*"))
+    first, second = one.read_bytes(), two.read_bytes()
+    assert len(first) == len(second)
+    if how == "another token":
+        at = first.index(np.full(5, 1, "<u2").tobytes())
+        one.write_bytes(first[:at] + b"\x07" + first[at + 1 :])
+    elif how == "shards exchanged":
+        one.write_bytes(second)
+        two.write_bytes(first)
+    else:
+        packs = [count_up(5, 5, first=10 * number + 2) for number in range(4)]
+        write_folder(tmp_path / "other", Folder(packs=packs))
+        one.write_bytes(sorted((tmp_path / "other").glob("shard-*"))[0].read_bytes())
+    assert len(PackedReader(tmp_path / "packed")) == 4, "nothing else tells"
+    with pytest.raises(ChecksumError, match=f"{one.name}.*rebuild it"):
+        opening(tmp_path / "packed", verify=True)

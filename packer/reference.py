@@ -52,7 +52,7 @@ class ReferenceProcess:
 
         self._request = groups
         # The child reads when it has loaded, and a pipe holds less than a sample.
-        threading.Thread(target=self._send, args=(orjson.dumps(groups),), daemon=True).start()
+        threading.Thread(target=self._send, args=(orjson.dumps(groups),)).start()
 
     def _send(self, request: bytes) -> None:
         if self._child is None or self._child.stdin is None:

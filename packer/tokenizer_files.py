@@ -202,7 +202,9 @@ class Loading:
         """Set when the fast backend's load no longer needs the GIL, or there is none."""
         self.fast: Future[Any] = Future()
         """A fastokens Tokenizer, or why there is none."""
-        threading.Thread(target=_load, args=(self,), daemon=True).start()
+        # The process's end waits for it: a thread of native code that comes back into a Python that is
+        # being taken down aborts the process.
+        threading.Thread(target=_load, args=(self,)).start()
 
     @cached_property
     def files(self) -> TokenizerFiles:

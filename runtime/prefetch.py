@@ -11,10 +11,11 @@ the memory of `ahead` batches, in page-locked memory and on the device.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
-from threading import Event, Semaphore, Thread
+from threading import Event, Semaphore, Thread, main_thread
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ import torch
 from padless.runtime.errors import StreamError
 from padless.runtime.stream import PackedStream
 from padless.runtime.varlen_batch import VarlenBatch
+
+_LOOKS_UP = 0.2
+"""Seconds after which a waiting thread sees whether the process is about to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,7 @@ class Prefetch:
         made: SimpleQueue[_Made | BaseException | None] = SimpleQueue()
         room, stopped = Semaphore(self.ahead), Event()
         thread = Thread(
-            target=self._make, args=(batches, made, room, stopped), name="padless-prefetch", daemon=True
+            target=self._make, args=(batches, made, room, stopped), name="padless-prefetch"
         )
         self._yielded = self.stream.state_dict()
         thread.start()
@@ -91,7 +95,8 @@ class Prefetch:
             stopped.set()
             room.release()
             thread.join()
-            self.stream.load_state_dict(self._yielded)
+            if not sys.is_finalizing():  # then nobody comes for the stream, and numpy may be gone
+                self.stream.load_state_dict(self._yielded)
             self._yielded = None
 
     def _make(
@@ -106,7 +111,7 @@ class Prefetch:
             side = None
             if self.device is not None and self.device.type == "cuda":
                 side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            while room.acquire() and not stopped.is_set():
+            while _acquired(room) and not stopped.is_set():
                 batch = next(batches, None)
                 if batch is None:
                     made.put(None)
@@ -134,3 +139,15 @@ class Prefetch:
     def _refuse_inside(self, what: str) -> None:
         if self._yielded is not None:
             raise StreamError(f"a loop over this Prefetch is going on: end or close it, then {what}")
+
+
+def _acquired(room: Semaphore) -> bool:
+    """Wait for room; false where the process ends instead, and with it the loop that would have made it.
+
+    Python waits for a thread that is no daemon. One that came back from torch or Arrow after Python was
+    taken down would abort the process, with all that it had done being done.
+    """
+    while not room.acquire(timeout=_LOOKS_UP):
+        if not main_thread().is_alive():
+            return False
+    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -112,3 +114,18 @@ def test_batches_arrive_on_the_device_before_they_are_used(packed: Path) -> None
             if isinstance(value, torch.Tensor):
                 assert mine[key].is_cuda
                 assert torch.equal(mine[key].cpu(), value), key
+
+
+def test_a_process_ends_in_the_middle_of_a_loop(tmp_path: Path) -> None:
+    write_folder(tmp_path / "packed", Folder(packs=[count_up(3, first=number) for number in range(12)]))
+    code = """
+import atexit, sys, threading
+from padless.runtime.prefetch import Prefetch
+from padless.runtime.stream import PackedStream
+loop = iter(Prefetch(PackedStream(sys.argv[1])))
+next(loop)
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+"""
+    words = [sys.executable, "-c", code, str(tmp_path / "packed")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "['MainThread']\n", "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +49,17 @@ def test_an_indented_file_is_respelled() -> None:
     data = (Path(TOKENIZER) / "tokenizer.json").read_bytes()
     indented = json.dumps(json.loads(data), indent=2, ensure_ascii=False).encode()
     assert all(isinstance(merge, str) for merge in json.loads(respell(indented))["model"]["merges"])
+
+
+def test_a_process_that_needs_no_tokenizer_any_more_waits_for_its_load() -> None:
+    """One that came back from native code while Python was taken down aborted a process that was done."""
+    code = """
+import atexit, sys
+from padless.packer.tokenizer_files import start_loading
+loading = start_loading(sys.argv[1])
+loading.begun.wait()
+print(loading.fast.done())
+atexit.register(lambda: print(loading.fast.done()))
+"""
+    ended = subprocess.run([sys.executable, "-c", code, str(TOKENIZER)], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False\nTrue\n", "")

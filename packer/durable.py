@@ -61,13 +61,13 @@ class DurableFile(WriteOnly):
         self.closed = False
         self._digest = xxhash.xxh3_128()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        self._blocks: list[mmap.mmap] = []
+        self._blocks: list[memoryview] = []
         self._filled = 0
         self._under_way: deque[Future[None]] = deque()
         if direct and _DIRECT:
             try:
                 self._descriptor = os.open(self.path, flags | _DIRECT, 0o666)
-                self._blocks = [_block() for _ in range(BLOCKS)]
+                self._blocks = _blocks()
                 self._thread = ThreadPoolExecutor(1)
                 return
             except OSError as error:
@@ -109,7 +109,7 @@ class DurableFile(WriteOnly):
     def _send_block(self) -> None:
         """Have what is filled written, and go on with a block that is free, once there is one."""
         block = self._blocks.pop(0)
-        self._under_way.append(self._thread.submit(self._emit, memoryview(block)[: self._filled]))
+        self._under_way.append(self._thread.submit(self._emit, block[: self._filled]))
         self._blocks.append(block)
         self._filled = 0
         if len(self._under_way) == BLOCKS:
@@ -164,13 +164,14 @@ class DurableFile(WriteOnly):
         return FileInfo(file=final, bytes=self.size, checksum=checksum)
 
 
-def _block() -> mmap.mmap:
-    """Memory that begins at a page, as it has to, and has large ones where it can: each costs a fault."""
-    found = mmap.mmap(-1, BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _blocks() -> list[memoryview]:
+    """Blocks that begin at a page, as they have to, in large pages where there are: each costs a fault."""
+    memory = mmap.mmap(-1, BLOCKS * BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
-            found.madvise(mmap.MADV_HUGEPAGE)
-    return found
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    view = memoryview(memory)
+    return [view[start : start + BLOCK] for start in range(0, len(view), BLOCK)]
 
 
 def write_bytes(folder: str, name: str, data: bytes) -> FileInfo:

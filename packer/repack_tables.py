@@ -114,7 +114,7 @@ def _codes(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.uint8]
         known = chunk.dictionary.to_pylist()
         code_of = np.array([words.index(w) if w in words else 255 for w in known] + [0], dtype=np.uint8)
         # Null is -1, the last; Arrow's own fill_null would import pandas, a tenth of a second.
-        found.append(code_of[column_to_numpy(pa.chunked_array([chunk.indices]))])
+        found.append(code_of.take(column_to_numpy(pa.chunked_array([chunk.indices]))))
     codes = np.concatenate(found) if found else np.zeros(0, np.uint8)
     return None if (codes == 255).any() else codes
 

@@ -19,7 +19,7 @@ from padless.packer.hf_folder import dataset_info, state
 from padless.packer.identity import version_of
 from padless.packer.kept_shards import KeptShards
 from padless.packer.plan import PackPlan, most_rows, plan_hash
-from padless.packer.table_writer import Piece, Places, write_table
+from padless.packer.table_writer import ColumnPiece, Piece, Places, write_table
 from padless.packer.tables import SplitLines
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.write import Layout, cut_shards
@@ -119,7 +119,12 @@ class Beside(NamedTuple):
 
 
 def write_beside(
-    folder: str, pieces: Iterator[Piece], plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str
+    folder: str,
+    pieces: Iterator[Piece | ColumnPiece],
+    plan: PackPlan,
+    lines: SplitLines,
+    facts: Facts,
+    strategy: str,
 ) -> Beside:
     """The sequence table, from its pieces, and the tokenizer of one split; what the manifest says of it."""
     os.makedirs(folder, exist_ok=True)

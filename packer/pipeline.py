@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ from padless.packer.publish import Publishing
 from padless.packer.published import check_writable, is_held
 from padless.packer.room import needed_for_shards, needed_from_chunks, with_room
 from padless.packer.sources import Choice, resolve_sources
-from padless.packer.table_writer import Piece, pieces_of
+from padless.packer.table_writer import ColumnPiece, Piece, pieces_of
 from padless.packer.tables import SplitLines, collect
 from padless.packer.token_store import ChunkStore
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
@@ -281,7 +281,7 @@ class Build:
         lines: list[SplitLines],
         plans: list[PackPlan],
         gathers: list[Gather],
-        pieces: list[Iterator[Piece]],
+        pieces: Sequence[Iterator[Piece | ColumnPiece]],
         facts: Facts,
         key: str,
     ) -> dict[str, Manifest]:

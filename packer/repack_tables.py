@@ -17,7 +17,7 @@ from padless.packer.folder_tokens import Elements, FolderGather, Segment, renumb
 from padless.packer.fragments import Cutter
 from padless.packer.lines import LINE, REASONS, STATUSES, WHOLE
 from padless.packer.recut import are_settled
-from padless.packer.table_writer import LINES_PER_GROUP, Piece
+from padless.packer.table_writer import LINES_PER_GROUP, ColumnPiece, Piece
 from padless.packer.tables import Account, SplitLines
 from padless.runtime.format import ColumnInfo
 from padless.runtime.reader import PackedReader, column_to_numpy
@@ -32,7 +32,7 @@ class Table(NamedTuple):
     lengths: NDArray[np.int32]
     """[lines]: tokens as packed, 0 where dropped."""
     targets: NDArray[np.int32]
-    pieces: Callable[[], Iterator[Piece]]
+    pieces: Callable[[], Iterator[Piece | ColumnPiece]]
     """All lines in their order, from the first on each time."""
 
 
@@ -40,13 +40,15 @@ def read_table(reader: PackedReader, records: int, sources: int) -> Piece:
     """A folder's table, its records and sources numbered behind those of the folders before it."""
     total = sum(info.lines for info in reader.manifest.sequence_tables)
     record, row = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
-    source, lines = np.empty(total, dtype=np.int32), np.empty(total, dtype=LINE)
+    source, lines = np.empty(total, dtype=np.int32), np.zeros(total, dtype=LINE)
     end = 0
     for piece in _pieces(reader, records, sources):
-        start, end = end, end + len(piece.lines)
+        start, end = end, end + len(piece.record)
         if end > total:
             break  # the reader is about to complain
-        record[start:end], row[start:end], source[start:end], lines[start:end] = piece
+        record[start:end], row[start:end], source[start:end] = piece[:3]
+        for name in ("part", "start", "cut", "length", "targets", "status", "reason"):
+            lines[name][start:end] = piece.lines[name]
     return Piece(record, row, source, lines)
 
 
@@ -62,14 +64,14 @@ def read_settled(
     lengths, targets = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
     counted = deepcopy(account)
     end = 0
-    for piece in _pieces(reader, records, sources):
-        start, end = end, end + len(piece.lines)
+    for columns in _columns(reader):
+        start, end = end, end + len(columns["length"])
         if end > total:
             break
-        if not are_settled(piece.lines, max_length):
+        if not are_settled(columns, max_length):
             return None
-        lengths[start:end], targets[start:end] = piece.lines["length"], piece.lines["targets"]
-        counted.add(piece.lines, piece.source)
+        lengths[start:end], targets[start:end] = columns["length"], columns["targets"]
+        counted.add(columns, columns["source"] + sources)
     vars(account).update(vars(counted))
     return Table(lengths, targets, lambda: _pieces(reader, records, sources))
 
@@ -84,15 +86,18 @@ def held_table(piece: Piece, account: Account) -> Table:
     return Table(lengths, targets, lambda: iter([piece]))
 
 
-def _pieces(reader: PackedReader, records: int, sources: int) -> Iterator[Piece]:
+def _pieces(reader: PackedReader, records: int, sources: int) -> Iterator[ColumnPiece]:
     """A folder's table, some lines at a time."""
+    for columns in _columns(reader):
+        yield ColumnPiece(columns["record"] + records, columns["row"], columns["source"] + sources, columns)
+
+
+def _columns(reader: PackedReader) -> Iterator[dict[str, NDArray[Any]]]:
+    """The columns of a folder's table by their names in LINE, some lines at a time."""
     numbers = ("record", "source", "row", "part", "start", "length", "num_targets", "cut")
     for table in reader.sequence_lines((*numbers, "status", "reason"), lines=LINES_PER_GROUP, coded=True):
         columns = {name: column_to_numpy(table.column(name)) for name in numbers}
-        lines = np.zeros(table.num_rows, dtype=LINE)
-        for name in ("part", "start", "length", "cut"):
-            lines[name] = columns[name]
-        lines["targets"] = columns["num_targets"]
+        columns["targets"] = columns.pop("num_targets")
         for name, words in (("status", STATUSES), ("reason", REASONS)):
             codes = _codes(table.column(name), words)
             if codes is None:
@@ -100,9 +105,10 @@ def _pieces(reader: PackedReader, records: int, sources: int) -> Iterator[Piece]
                     f"{reader.path} has a {name} that this padless does not know: upgrade padless, or build "
                     "again"
                 )
-            lines[name] = codes
-        lines["reason"][lines["status"] == WHOLE] = 0
-        yield Piece(columns["record"] + records, columns["row"], columns["source"] + sources, lines)
+            columns[name] = codes
+        columns["reason"][columns["status"] == WHOLE] = 0
+        columns["empty_reply"] = np.zeros(len(columns["record"]), dtype=np.uint8)  # no folder tells
+        yield columns
 
 
 def _codes(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.uint8] | None:
@@ -195,6 +201,6 @@ def cut_again(gather: FolderGather, table: Table, split: SplitLines) -> tuple[Fo
 
 
 def in_one(table: Table) -> Piece:
-    """All lines in one piece."""
-    pieces = [*table.pieces()]
+    """All lines of a table that is in memory."""
+    pieces = [piece for piece in table.pieces() if isinstance(piece, Piece)]
     return pieces[0] if len(pieces) == 1 else Piece(*map(np.concatenate, zip(*pieces, strict=True)))

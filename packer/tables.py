@@ -6,6 +6,7 @@ plan, into the sequence table (`packer/table_writer.py`). In memory are some 20 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +85,15 @@ class Account:
         self.trained = self.empty_replies = 0
         self.status, self.dropped, self.cut = (np.zeros(256, dtype=np.int64) for _ in range(3))
 
-    def add(self, lines: NDArray[np.void], source: int | NDArray[np.int32]) -> None:
-        """Count some lines (of type LINE), all of one source or each of its own."""
+    def add(
+        self, lines: NDArray[np.void] | Mapping[str, NDArray[Any]], source: int | NDArray[np.int32]
+    ) -> None:
+        """Count some lines (of type LINE, or its columns), all of one source or each of its own."""
         self.trained += int(lines["targets"].sum(dtype=np.int64))
         is_first = lines["part"] == 0
         is_every = bool(is_first.all())
-        first = lines if is_every else lines[is_first]
+        asked = ("status", "reason", "cut", "length", "empty_reply")
+        first = {name: lines[name] if is_every else lines[name][is_first] for name in asked}
         gone = first["status"] == DROPPED
         if isinstance(source, np.ndarray) and len(source) and not (source != source[0]).any():
             source = int(source[0])  # nearly always, and counting by it takes as long as all the rest
@@ -101,7 +105,7 @@ class Account:
             tokens = np.bincount(source, weights=lines["length"], minlength=sources)  # exact below 2^53
             self.tokens_by_source += tokens.astype(np.int64)
         else:
-            self.by_source[source] += len(first)
+            self.by_source[source] += len(gone)
             self.dropped_by_source[source] += np.count_nonzero(gone)
             self.tokens_by_source[source] += lines["length"].sum(dtype=np.int64)
         self.empty_replies += int((first["empty_reply"] & (first["length"] > 0)).sum())

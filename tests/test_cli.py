@@ -146,6 +146,16 @@ def test_help_names_the_choices() -> None:
         assert name in text
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_prepared_alone_as_among_all(command: str) -> None:
+    alone: Any = typer.main.get_command(make_app(command))
+    assert list(alone.commands) == [command]
+    alone_options, options = (
+        [parameter.opts for parameter in made.params] for made in (alone.commands[command], COMMANDS[command])
+    )
+    assert alone_options == options
+
+
 def test_without_arguments_there_is_help() -> None:
     run = pack()
     assert "Usage" in run.out + run.err and "build" in run.out + run.err

@@ -188,9 +188,12 @@ def _first_elements(store: ChunkStore) -> dict[int, int]:
     element = position = 0
     is_pictured = store.is_pictured
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
-        if entry.tokens and (entry.tokens_at > position or is_pictured):
-            element += 1  # what an interrupted run left behind, or what is told of images
         found[entry.chunk] = element
+        if not entry.tokens:  # it lies where another begins, which may have come before it here
+            continue
+        if entry.tokens_at > position or is_pictured:
+            element += 1  # what an interrupted run left behind, or what is told of images
+            found[entry.chunk] = element
         element += int((store.lines_of(entry)["length"] > 0).sum())
         position = entry.tokens_at + entry.tokens
     if element > MOST_SEQUENCES:

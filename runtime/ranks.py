@@ -47,9 +47,12 @@ def refuse_to_be_split() -> None:
         )
 
 
-def yields_as_they_come() -> bool:
-    """Whether a loader with in_order=False is making its workers now, or made this one by forking."""
-    return not getattr(_caller(*LOADERS), "_in_order", True)
+def has_no_exact_states() -> bool:
+    """Whether a StatefulDataLoader that yields batches as they come makes its workers now, or forked this.
+
+    Which batches were yielded is then in none of its states. Torch's own DataLoader takes no states.
+    """
+    return not getattr(_caller(*LOADERS[1:]), "_in_order", True)
 
 
 def is_called_by(*names: str) -> str | None:

@@ -34,9 +34,9 @@ from padless.runtime.order import Position, StepOrder, Window, idle_share
 from padless.runtime.ranks import (
     LOADERS,
     find_ranks,
+    has_no_exact_states,
     is_called_by,
     refuse_to_be_split,
-    yields_as_they_come,
 )
 from padless.runtime.reader import PackedReader
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo, parse_type
@@ -121,7 +121,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         )
         self._reached: tuple[Window | BucketWindow, int, tuple[int, int]] | None = None
         self._under_way = False
-        self._out_of_order = False
+        self._without_states = False
         self._in_workers = _shared_flag()
         if not len(self):
             order = self._order
@@ -181,26 +181,17 @@ class PackedStream(IterableDataset[VarlenBatch]):
         """Where the next batch begins: the same on every rank after the same step.
 
         Raises StreamError where DataLoader workers made the last batches: their copies know, this one
-        does not. In a worker it is what a StatefulDataLoader asks for; raises StreamError where that
-        yields batches as they come (in_order=False).
+        does not. In a worker it is what a StatefulDataLoader asks for.
         """
-        worker = get_worker_info()
-        if worker is None:
-            if self._in_workers[0]:
-                raise StreamError(
-                    "the batches were made by the copies of this stream in DataLoader workers, so its own "
-                    "state is an old one: take states of torchdata's StatefulDataLoader, or make batches ahead "
-                    "without workers (num_workers=0, padless.runtime.prefetch.Prefetch); set_epoch() starts "
-                    "an epoch anew"
-                )
-            return self._settled().to_dict()
-        if worker.num_workers > 1 and (self._out_of_order or yields_as_they_come()):
+        if self._place()[1]:
+            return self._settled().to_dict() | {"steps": self._steps}
+        if self._in_workers[0]:
             raise StreamError(
-                "a StatefulDataLoader with in_order=False yields the batches of its workers as they come, and "
-                "its state does not say which have come: leave in_order=False out, or take torch's own "
-                "DataLoader, without states"
+                "the batches were made by the copies of this stream in DataLoader workers, so its own state "
+                "is an old one: take states of torchdata's StatefulDataLoader, or make batches ahead without "
+                "workers (num_workers=0, padless.runtime.prefetch.Prefetch); set_epoch() starts an epoch anew"
             )
-        return self._settled().to_dict() | {"steps": self._steps}
+        return self._settled().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, with any number of ranks, workers and packs a batch.
@@ -251,7 +242,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         if is_called_by(*LOADERS):
             self._in_workers[0] = 1
         kept = {key: value for key, value in self.__dict__.items() if key != "_in_workers"}
-        return kept | {"_out_of_order": yields_as_they_come()}
+        return kept | {"_without_states": has_no_exact_states()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _in_workers=_shared_flag())
@@ -270,13 +261,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         """The rest of the epoch."""
         worker, workers = self._place()
         if workers:
-            self._in_workers[0] = 1
-            if self._under_way:
-                raise StreamError(
-                    "the pass before this one was broken off, and what the persistent workers had made ahead "
-                    "is lost: leave persistent_workers=True out, or go through each pass to its end"
-                )
-            self._under_way = True
+            self._begin_in_worker(workers)
         place = worker, workers = worker, max(workers, 1)
         rank, world_size, gather = self.rank, self.world_size, self._gather
         begun = self._settled()
@@ -304,6 +289,22 @@ class PackedStream(IterableDataset[VarlenBatch]):
                     yield batch
         if self.epoch == begun.position.epoch:
             self._go(Position(epoch=begun.position.epoch + 1))
+
+    def _begin_in_worker(self, workers: int) -> None:
+        """Begin a pass that the process with the loader does not see; raises StreamError."""
+        self._in_workers[0] = 1
+        if workers > 1 and (self._without_states or has_no_exact_states()):
+            raise StreamError(
+                "a StatefulDataLoader with in_order=False yields the batches of its workers as they come, "
+                "and its states do not say which have come: leave in_order=False out, or take torch's own "
+                "DataLoader, without states"
+            )
+        if self._under_way:
+            raise StreamError(
+                "the pass before this one was broken off, and what the persistent workers had made ahead is "
+                "lost: leave persistent_workers=True out, or go through each pass to its end"
+            )
+        self._under_way = True
 
     def _settled(self) -> StreamState:
         """The state after the last batch: made where it is asked for, not with every batch."""

@@ -9,6 +9,7 @@ would not need; it is a counting sort, and far cheaper than that loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +44,28 @@ def plan_of_events(
     `lengths` [N] in tokens. Events follow the ranks without a gap; groups hold every pack once.
     `shuffle`: the seed of the order of packs, as `shuffle_packs` draws it; None: as they were opened.
     """
+    # Neither needs the other, and numpy lets both run at once.
+    with ThreadPoolExecutor(1) as beside:
+        laid_out = beside.submit(_lay_out, groups, shuffle)
+        by_length = longest_first(lengths, *length_counts(lengths))
+        begins, offsets = laid_out.result()
+    return PackPlan(_place(events, begins, by_length), offsets)
+
+
+def _lay_out(groups: list[Group], shuffle: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each pack begins, [packs] as they were opened, and a plan's offsets, [packs + 1]."""
     _, packs, sizes = np.array(sorted(groups), np.int64).reshape(-1, 3).T
-    each = np.repeat(sizes.astype(index_type(len(lengths))), packs)  # [packs] sequences
+    # [packs] sequences, as small as can be: a drawn order reads them all over the place.
+    each = np.repeat(sizes.astype(np.min_scalar_type(int(sizes.max(initial=0)))), packs)
     offsets = np.zeros(len(each) + 1, np.int64)
     if shuffle is None:
-        begins = np.cumsum(each, out=offsets[1:]) - each
-    else:
-        moved = drawn_order(len(each), shuffle)
-        np.cumsum(each.take(moved), out=offsets[1:])
-        begins = np.empty(len(each), np.int64)
-        begins[moved] = offsets[:-1]
-    return PackPlan(_place(events, begins, longest_first(lengths, *length_counts(lengths))), offsets)
+        np.cumsum(each, out=offsets[1:])
+        return offsets[:-1], offsets
+    moved = drawn_order(len(each), shuffle)
+    np.cumsum(each.take(moved), out=offsets[1:])
+    begins = np.empty(len(each), np.int64)
+    begins[moved] = offsets[:-1]
+    return begins, offsets
 
 
 def plan_of_patterns(lengths: Integers, patterns: Sequence[Pattern], seed: int, *, shuffle: bool) -> PackPlan:

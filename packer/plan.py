@@ -6,8 +6,7 @@ A plan is two flat arrays, so that planning and gathering need no Python object 
     offsets  [0 2 5]          pack 0 holds 4 and 0, pack 1 holds 2, 1 and 3
 
 All of it works on lengths alone, at 4 bytes a sequence, and on blocks of packs, so memory stays
-near the size of the plan (a histogram takes 8 bytes a sequence for a moment); the price is a short
-loop around each numpy expression.
+near the size of the plan; the price is a short loop around each numpy expression.
 """
 
 from __future__ import annotations
@@ -118,7 +117,11 @@ def length_counts(lengths: Integers) -> tuple[NDArray[np.int64], NDArray[np.int6
     if int(lengths.max(initial=0)) > lengths.size + (1 << 20):
         occurring, counts = np.unique(lengths, return_counts=True)
     else:
-        histogram = np.bincount(lengths)
+        longest = int(lengths.max(initial=0))
+        histogram = np.zeros(longest + 1, np.int64)
+        step = max(BLOCK, 2 * longest)  # numpy widens what it counts to 8 bytes each
+        for begin in range(0, len(lengths), step):
+            histogram += np.bincount(lengths[begin : begin + step], minlength=longest + 1)
         occurring = np.flatnonzero(histogram)
         counts = histogram[occurring]
     return occurring.astype(np.int64), counts.astype(np.int64)

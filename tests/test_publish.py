@@ -227,12 +227,6 @@ def test_an_address_that_takes_no_build_is_told(url: str, message: str) -> None:
     assert len(run.err.strip().splitlines()) == 1
 
 
-def test_a_cluster_is_told_to_write_into_a_folder() -> None:
-    run = build(DEMO, "s3://bucket/ray", "--engine", "ray")
-    assert run.code == 2
-    assert "--engine ray" in run.err and "shared storage" in run.err
-
-
 def test_bad_input_leaves_neither_a_lock_nor_work(s3: S3, tmp_path: Path) -> None:
     bad = write_lines(tmp_path / "bad.jsonl", [*demo_rows()[:3], {"instruction": 1}])
     run = build(bad, "s3://bucket/bad-input")

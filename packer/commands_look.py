@@ -145,7 +145,7 @@ def inspect(
 
 
 def verify(
-    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or one of splits, or its URL.")],
     split: Split = None,
     plan: Plan = None,
     model: Annotated[

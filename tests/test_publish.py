@@ -27,7 +27,7 @@ from building import (
     write_many,
 )
 from conftest import ROOT
-from object_storage import S3, environment_of, s3_server
+from object_storage import S3, environment_of, s3_server, spoil
 
 from padless.packer import publish
 from padless.runtime.reader import PackedReader
@@ -97,9 +97,51 @@ def test_a_bucket_is_reported_and_inspected_like_a_folder(s3: S3, tmp_path: Path
         assert there.code == here.code == 0, there.err
         assert {**there.json, "path": ""} == {**here.json, "path": ""}
     assert pack("report", url, "--json").json["path"] == url
-    for command in (("verify", url), ("report", url, "--card")):
+    for command in (("verify", url, "--trainer", "trl"), ("report", url, "--card")):
         run = pack(*command)
         assert run.code == 2 and f"{url} is a URL" in run.err, run.err
+
+
+def test_a_bucket_is_verified_like_a_folder(s3: S3, tmp_path: Path) -> None:
+    for output in (url := "s3://bucket/verified", folder := tmp_path / "local"):
+        built(DEMO, output, *SMALL, "--eval-fraction", 0.1)
+    there, here = (pack("verify", at, "--json") for at in (url, folder))
+    assert there.code == here.code == 0, there.err
+    assert there.out.replace(url, "HERE") == here.out.replace(str(folder), "HERE")
+    s3.system.pipe_file("bucket/verified/train/shard-00009-00000000.arrow", b"a stranger")
+    again = pack("verify", url, "--json")
+    assert (
+        again.json["ok"] and "shard-00009-00000000.arrow is not in the manifest" in again.json["warnings"][0]
+    )
+    assert pack("verify", f"{url}/validation").code == pack("verify", url, "--split", "train").code == 0
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "changed"])
+def test_what_happened_to_an_object_since_it_was_read_is_found(
+    s3: S3, local: dict[str, bytes], how: str
+) -> None:
+    built(DEMO, url := f"s3://bucket/spoilt-{how}", *SMALL)
+    assert pack("verify", url).code == 0  # the cache has it from now on
+    name = shards(local)[0]
+    spoil(s3.system, f"{url.removeprefix('s3://')}/{name}", how)
+    found = pack("verify", url, "--json")
+    assert found.code == 1
+    assert [check["name"] for check in found.json["checks"] if not check["ok"]] == ["files"]
+    assert f"{url}/{name}" in found.json["checks"][0]["detail"]
+
+
+def test_a_split_whose_manifest_was_changed_is_found(s3: S3) -> None:
+    built(DEMO, url := "s3://bucket/splits-changed", "--eval-fraction", 0.1)
+    spoil(s3.system, "bucket/splits-changed/validation/manifest.json", "changed")
+    found = pack("verify", url, "--json")
+    failed = [check for check in found.json["checks"] if not check["ok"]]
+    assert found.code == 1 and [check["name"] for check in failed] == ["validation: manifest"]
+    assert f"{url}/validation/manifest.json" in failed[0]["detail"]
+
+
+def test_what_is_no_folder_behind_a_url_is_told(s3: S3) -> None:
+    run = pack("verify", "s3://bucket/nothing")
+    assert run.code == 2 and "s3://bucket/nothing has no manifest.json" in run.err
 
 
 def test_an_export_reads_a_bucket_and_writes_a_folder(s3: S3, tmp_path: Path) -> None:

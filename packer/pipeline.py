@@ -52,7 +52,7 @@ from padless.packer.table_writer import Piece, pieces_of
 from padless.packer.tables import SplitLines, collect
 from padless.packer.token_store import ChunkStore
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
-from padless.packer.tokenizing import Tokenizing
+from padless.packer.tokenizing import Tokenizing, give_memory_back
 from padless.packer.work_folder import WorkFolder
 from padless.packer.write import Layout
 from padless.runtime.format import (
@@ -234,6 +234,8 @@ class Build:
             lines,
             lambda n: (block for _, block in lines_of_split(store, n, count, lines[n].times, None)),
         )
+        if not stage.is_small:
+            give_memory_back()  # planning's arrays, before those that tell where sequences lie
         self._done("plan")
         tokens, weights = lay_elements(store)
         images = lay_images(store)

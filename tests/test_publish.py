@@ -144,12 +144,60 @@ def test_what_is_no_folder_behind_a_url_is_told(s3: S3) -> None:
     assert run.code == 2 and "s3://bucket/nothing has no manifest.json" in run.err
 
 
-def test_an_export_reads_a_bucket_and_writes_a_folder(s3: S3, tmp_path: Path) -> None:
-    built(DEMO, url := "s3://bucket/exported")
-    run = pack("export", url, "--to", "parquet", "--output", "s3://bucket/export")
-    assert run.code == 2 and "an export goes into a folder" in run.err
-    run = pack("export", url, "--to", "parquet", "--output", tmp_path / "out")
-    assert run.code == 0, run.err
+def test_an_export_goes_from_bucket_to_bucket_as_from_folder_to_folder(s3: S3, tmp_path: Path) -> None:
+    for output in (url := "s3://bucket/exported", tmp_path / "packed"):
+        built(DEMO, output)
+    to = ("--to", "parquet", "--shard-size", 2**15)
+    assert pack("export", tmp_path / "packed", *to, "--output", tmp_path / "out").code == 0
+    run = pack("export", url, *to, "--output", "s3://bucket/export", "--json")
+    assert run.code == 0 and not run.json["was_there"], run.err
+    assert run.json["output"] == "s3://bucket/export"
+    here, there = files_of(tmp_path / "out"), s3.files("export")
+    assert {**there, "README.md": b""} == {**here, "README.md": b""}
+    puts = [
+        path.partition("/export/")[2]
+        for how, path in s3.faults.requests
+        if how == "PUT" and "/export/" in path
+    ]
+    assert puts[0] == "export.unfinished.json" and puts[-1] == "export.json"
+    assert not os.listdir(tmp_path / "cache" / "exports")
+    assert pack("export", url, *to, "--output", "s3://bucket/export", "--json").json["was_there"]
+
+
+def test_another_export_is_refused_unless_forced_and_then_leaves_nothing_of_the_first(
+    s3: S3, tmp_path: Path
+) -> None:
+    built(DEMO, tmp_path / "packed")
+    export = ("export", tmp_path / "packed", "--output", "s3://bucket/forced", "--to")
+    assert pack(*export, "parquet").code == 0
+    run = pack(*export, "unpacked")
+    assert run.code == 2 and "in another form (parquet)" in run.err and "--force" in run.err
+    assert pack(*export, "unpacked", "--force").code == 0
+    assert not any(name.endswith(".parquet") for name in s3.files("forced"))
+    s3.system.rm_file(f"bucket/forced/{next(n for n in s3.files('forced') if n.endswith('.arrow'))}")
+    run = pack(*export, "unpacked")
+    assert run.code == 2 and "--force writes the export anew" in run.err
+    s3.system.pipe_file("bucket/forced/mine.txt", b"not padless's")
+    run = pack(*export, "unpacked", "--force")
+    assert run.code == 2 and "'mine.txt', which no export of padless wrote" in run.err
+
+
+def test_an_export_whose_upload_broke_off_is_none_and_is_written_anew(s3: S3, tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "packed")
+    export = ("export", tmp_path / "packed", "--to", "parquet", "--output", "s3://bucket/torn")
+    s3.faults.add("/data-00000.parquet", method="PUT", status=403)
+    run = pack(*export)
+    assert run.code == 2 and "may not be written" in run.err
+    assert "export.json" not in s3.files("torn") and not os.listdir(tmp_path / "cache" / "exports")
+    assert pack(*export).code == 0
+    assert "export.unfinished.json" not in s3.files("torn") and "export.json" in s3.files("torn")
+
+
+@pytest.mark.parametrize("url", ["hf://datasets/a/b", "http://127.0.0.1:9/x"])
+def test_an_address_that_takes_no_export_is_told(url: str, tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "packed")
+    run = pack("export", tmp_path / "packed", "--to", "parquet", "--output", url)
+    assert run.code == 2 and "a folder or a bucket" in run.err and url in run.err
 
 
 def test_splits_go_into_a_bucket_as_into_a_folder(s3: S3, tmp_path: Path) -> None:

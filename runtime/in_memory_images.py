@@ -98,7 +98,7 @@ def _images_of(ids: Array, one: Mapping[str, Any], token: int, whose: str) -> li
         start = int(places[first])
         if int(places[first + count - 1]) != start + count - 1:
             raise CollateError(f"{whose} has other tokens within an image of {count:,} tokens at {start:,}")
-        found.append(PackedImage(image=name, grid=tuple(grid), start=start, tokens=count))
+        found.append(PackedImage(image=name, grid=(grid[0], grid[1], grid[2]), start=start, tokens=count))
     return found
 
 

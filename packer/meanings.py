@@ -44,7 +44,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "fates": (
         "What became of the tokens",
         "Trained: tokens with a label. Masked: context, and the first token of each sequence. Cut: in no "
-        "pack, since a record was dropped or truncated. Rows count from 0.",
+        "pack, since a record was dropped, truncated or not drawn for a mix. Rows count from 0.",
     ),
     "mix": (
         "The mix",

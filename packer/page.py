@@ -71,7 +71,7 @@ td.bar{width:30%;min-width:6rem}
 figure{margin:0}
 figure svg{display:block;width:100%;height:auto}
 .strip{display:block;width:100%;height:1.1rem;border-radius:.2rem}
-.was-bar,.now-bar{display:grid;grid-template-columns:4.2rem 1fr 4rem;gap:.75rem;align-items:center;
+.was-bar,.now-bar{display:grid;grid-template-columns:4.2rem 1fr 4.4rem;gap:.75rem;align-items:center;
 margin:.35rem 0}
 .was-bar b,.now-bar b{text-align:right}
 .was-bar b{color:var(--was)} .now-bar b{color:var(--now)}
@@ -100,7 +100,7 @@ footer{border-top:1px solid var(--rule);margin-top:1rem;padding-top:1rem;padding
 @media (max-width:36rem){svg text{font-size:15px}.wide{display:none}header{padding-top:1.5rem}
 thead th{white-space:normal}
 th,td{padding-right:.6rem}td.long,th.long{min-width:6.5rem}
-.was-bar,.now-bar{grid-template-columns:3.4rem 1fr 4rem;gap:.5rem}}
+.was-bar,.now-bar{grid-template-columns:3.4rem 1fr 4.4rem;gap:.5rem}}
 @media print{:root{--paper:#fff;--ink:#000;--quiet:#444;--rule:#bbb;--wash:#f2f2f2;--now:#0a6b64;
 --was:#a8480a;
 --third:#777;--note:#fff4e0;--note-ink:#4a2a00}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}
@@ -150,6 +150,8 @@ def write_page(path: str | Path, content: str) -> None:
         # What a data set spelled as a lone surrogate is no text; `visible` has shown it as an escape.
         beside.write_text(content, encoding="utf-8", errors="backslashreplace")
         beside.replace(target)
+    except OSError as error:  # by the name that was asked for
+        raise OSError(error.errno, error.strerror, str(target)) from None
     finally:
         beside.unlink(missing_ok=True)
 

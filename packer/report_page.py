@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from padless.packer.charts import brief, histogram, key, lines, strip
+from padless.packer.lines import NOT_DRAWN, REASONS
 from padless.packer.meanings import MEANINGS, PER_PACK, counted, gain_sentence
 from padless.packer.page import page, prose, section, table, text
 from padless.packer.report_records import fates, mix, notable
@@ -104,7 +105,7 @@ def _facts(report: dict[str, Any]) -> str:
         ("Packs", f"{report['packs']:,}", f"{no_fewer(report)} {report['bound_packs']:,}"),
         ("Tokens", brief(tokens), f"{tokens:,} in all packs"),
         ("Trained", f"{trained:.1%}", f"{fates['trained']:,} tokens with a label"),
-        ("Records", brief(report["records"]["in"]), f"{report['records']['dropped']:,} of them dropped"),
+        ("Records", brief(report["records"]["in"]), _lost(report)),
         ("Cut", brief(fates["cut"]), "tokens in no pack"),
     ]
     if report["duplicates"] is not None:
@@ -116,6 +117,13 @@ def _facts(report: dict[str, Any]) -> str:
             for name, value, meaning in rows
         )
     )
+
+
+def _lost(report: dict[str, Any]) -> str:
+    """How many records were dropped, those aside that a mix did not draw."""
+    undrawn = report["dropped_by_reason"].get(REASONS[NOT_DRAWN], 0)
+    dropped = f"{report['records']['dropped'] - undrawn:,} of them dropped"
+    return dropped + (f", {undrawn:,} not drawn" if undrawn else "")
 
 
 def _notes(warnings: Sequence[str]) -> str:

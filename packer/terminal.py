@@ -18,20 +18,36 @@ Plan = Annotated[str | None, Option(metavar="NAME", help="Go by plans/NAME.parqu
 Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress.")]
 Split = Annotated[str | None, Option(help="The split to take, in a folder of splits.")]
 
+TABLE_WIDTH = 80
+"""Columns that the tables of reports and estimates need."""
+
 
 def console(*, stderr: bool = False) -> Console:
     """A console that leaves long lines whole."""
+    return _console(stderr=stderr, soft_wrap=True, highlight=False)
+
+
+def wrapping(least: int = 0) -> Console:
+    """A console that breaks lines at the terminal's width.
+
+    `least`: of the columns that tables need, where a narrower terminal would have them lose digits.
+    """
+    found = _console()
+    if found.width < least:
+        found.width = least
+    return found
+
+
+def _console(**options: Any) -> Console:
     # Here and not above: a quiet build needs no rich, and a small one is as fast as its imports.
     from rich.console import Console
 
-    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            """Whoever read the output has seen enough: no failed check, which is what rich's exit 1 says."""
+            raise BrokenPipeError
 
-
-def wrapping() -> Console:
-    """A console that breaks lines at the terminal's width."""
-    from rich.console import Console
-
-    return Console()
+    return Piped(**options)
 
 
 def tell_error(message: str) -> None:

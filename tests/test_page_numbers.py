@@ -124,6 +124,35 @@ def test_tables_of_records(report: dict[str, Any], page: Tables) -> None:
     assert page.tables.get("Duplicates", [[]])[1:] == copies
 
 
+def test_tables_that_only_some_folders_have(report: dict[str, Any]) -> None:
+    """Shares of a mix, and packs of several lengths; the numbers are held to the shards elsewhere."""
+    argument = {
+        "sources": ["a/1.jsonl"],
+        "files": 3,
+        "weight": 0.5,
+        "asked": 1 / 3,
+        "amount": 1234,
+        "share": 0.31,
+    }
+    capped = {**argument, "sources": ["b"], "files": 1, "weight": None, "asked": None}
+    mix = {"by": "trained", "target": 9, "max_repeats": 2, "arguments": [argument, capped]}
+    short = {"max_length": 7, "packs": 1500, "sequences": 2000, "tokens": 10, "utilization": 0.123}
+    undrawn = {"records": report["records"] | {"dropped": 12}, "dropped_by_reason": {"not-drawn": 10}}
+    buckets = {"buckets": [short, *report["buckets"]]}
+    page = Tables(report_page(report | {"mix": mix} | undrawn | buckets))
+    assert page.tables["Shares of the mix"] == [
+        ["source", "weight", "asked", "given", "as a bar", "trained tokens"],
+        ["a/1.jsonl and 2 more", "0.5", "33.3%", "31.0%", "", "1,234"],
+        ["b", "none", "", "31.0%", "", "1,234"],
+    ]
+    rows = [[*whole(x["max_length"], x["packs"], x["sequences"])] for x in buckets["buckets"]]
+    fill = [percent(one["utilization"], 2) for one in buckets["buckets"]]
+    assert page.tables["Packs by their length"][1:] == [
+        [*row, share] for row, share in zip(rows, fill, strict=True)
+    ]
+    assert "2 of them dropped, 10 not drawn" in page.facts
+
+
 def test_facts_headline_and_legends(report: dict[str, Any], page: Tables) -> None:
     fates, gain = report["tokens_by_fate"], report["speed_up"]
     dropped = f"{report['records']['dropped']:,} of them dropped"

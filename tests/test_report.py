@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +112,23 @@ def test_the_gain_comes_first_and_eighty_columns_are_enough(packed: Path) -> Non
     assert max(map(len, text.splitlines())) <= 80
     # A table that did not fit would have lost letters.
     assert "…" not in text
+
+
+def test_a_narrow_terminal_loses_no_digits(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = pack("report", packed).out
+    monkeypatch.setenv("COLUMNS", "40")
+    assert pack("report", packed).out == wide and "…" not in wide
+
+
+def test_output_that_nobody_reads_is_no_failed_check(packed: Path) -> None:
+    edit_manifest(packed, lambda content: content["statistics"].update(tokens=1))  # which verify sees
+    for command, code in (("report", 0), ("verify", 1)):
+        read, write = os.pipe()
+        os.close(read)  # as `| head` does, only sooner
+        words = [sys.executable, "-m", "padless.packer.cli", command, str(packed)]
+        run = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, timeout=300, check=False)
+        os.close(write)
+        assert (run.returncode, run.stderr) == (code, b"")
 
 
 def test_names_of_sources_are_no_markup(packed: Path) -> None:

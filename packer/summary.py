@@ -78,7 +78,12 @@ def _of_manifest(manifest: Manifest) -> dict[str, Any]:
 
 def packs_of(buckets: Sequence[Bucket]) -> str:
     """How many packs of which length, in words."""
-    return in_words([f"{bucket.packs:,} packs of {bucket.max_length:,}" for bucket in buckets])
+    return in_words([f"{counted(bucket.packs, 'pack')} of {bucket.max_length:,}" for bucket in buckets])
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 pack`, `1,200 packs`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def print_summary(result: BuildResult, console: Console) -> None:
@@ -97,7 +102,7 @@ def print_summary(result: BuildResult, console: Console) -> None:
         _line(console, f"{source}: {name}{told_by}")
     if len(result.formats) > 10:
         _line(console, f"... and {len(result.formats) - 10:,} more sources")
-    records = f"{facts['records']:,} records: {facts['kept_records']:,} kept"
+    records = f"{counted(facts['records'], 'record')}: {facts['kept_records']:,} kept"
     for name, word in (("truncated_records", "truncated"), ("split_records", "split")):
         if facts[name]:
             records += f" ({facts[name]:,} {word})"
@@ -114,13 +119,13 @@ def print_summary(result: BuildResult, console: Console) -> None:
         _line(console, f"{facts['replaced_surrogates']:,} lone surrogates became U+FFFD")
     share = facts["trained_tokens"] / facts["tokens"] if facts["tokens"] else 0.0
     cut = f", {facts['cut_tokens']:,} cut" if facts["cut_tokens"] else ""
-    _line(console, f"{facts['tokens']:,} tokens, {share:.1%} of them trained{cut}")
+    _line(console, f"{counted(facts['tokens'], 'token')}, {share:.1%} of them trained{cut}")
     for name, manifest in result.manifests.items():
         part = _of_manifest(manifest)
         _line(
             console,
             f"{name + ': ' if name else ''}{packs_of(manifest.buckets)}, "
-            f"{part['utilization']:.2%} full (at least {part['bound_packs']:,} packs are needed)",
+            f"{part['utilization']:.2%} full (at least {counted(part['bound_packs'], 'pack')} needed)",
         )
         warning = flash_warning(manifest.statistics.get("flash_attention_2_rows", 0))
         if warning is not None:

@@ -285,8 +285,8 @@ def test_a_manifest_or_plan_whose_buckets_are_not_its_packs_is_refused(folder: P
 @pytest.mark.parametrize(
     ("lengths", "said"),
     [
-        ("256,", "'256,' is no length of packs"),
-        ("long", "'long' is no length of packs"),
+        ("256,", "'--max-length': '256,' is no length of packs"),
+        ("long", "'--max-length': 'long' is no length of packs"),
         ("256,256", "twice"),
         ("0,256", "at least 1"),
         ("100,200", "200"),

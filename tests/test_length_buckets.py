@@ -92,7 +92,7 @@ def test_groups_share_a_pack_of_the_shortest_length_that_holds_them(
     try:
         plan = planned(name, lengths, (10, 20), groups=groups, packs_multiple=multiple)
     except InputError as problem:
-        assert "packs_multiple" in str(problem)
+        assert "packs_multiple" in str(problem) and "0 tokens, the next multiple" in str(problem)
         return
     check_plan(plan, lengths, 20)
     assert plan.buckets is not None and all(packs % multiple == 0 for _, packs in plan.buckets)

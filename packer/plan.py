@@ -220,8 +220,8 @@ def drawn_order(packs: int, seed: int) -> NDArray[np.intp]:
     change, and a plan must not depend on numpy's version.
     """
     ranks = np.random.PCG64(seed).random_raw(packs)
-    # By their upper 24 bits, in passes of 16 and 8, which numpy sorts by counting; the few that are equal there
-    # are then put right by all 64. A handful of long calls: beside other work each call waits for its turn.
+    # By their upper 24 bits, in passes of 16 and 8, which numpy sorts by counting; the few that are equal
+    # there are then put right by all 64. A few long calls: beside other work each waits for its turn.
     upper = (ranks >> np.uint64(40)).astype(np.uint32)
     order = np.argsort(upper.astype(np.uint16), kind="stable")
     order = order.take(np.argsort((upper >> 16).astype(np.uint8).take(order), kind="stable"))

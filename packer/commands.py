@@ -49,12 +49,27 @@ def run() -> int:
         show = getattr(error, "show", None)
         if show is None:
             raise
+        _say_plainly(error)
         show()
         return int(getattr(error, "exit_code", 2))
     code = found if isinstance(found, int) else 0
     if code == INTERRUPTED:  # what typer makes of Ctrl-C
         tell_interrupted()
     return code
+
+
+def _say_plainly(error: Any) -> None:
+    """Tell the value, and what our own parsers say of it, where typer's error has pydantic's words."""
+    faults = getattr(error.__cause__, "errors", None)
+    if faults is None or not hasattr(error, "message"):
+        return
+    (fault, *_) = faults()
+    said = fault.get("ctx", {}).get("error")
+    number = {"int_parsing": "whole number", "float_parsing": "number"}.get(fault["type"])
+    if isinstance(said, PadlessError):
+        error.message = str(said)
+    elif number is not None:
+        error.message = f"{fault['input']!r} is no {number}"
 
 
 def _print_version(asked: bool) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from padless.packer.config import PackConfig
 from padless.packer.formats import FORMATS
-from padless.packer.options import pairs, template_args
+from padless.packer.options import pack_lengths, pairs, template_args
 from padless.packer.terminal import TABLE_WIDTH, Json, Quiet, Split, print_json, wrapping
 
 
@@ -18,7 +18,14 @@ def estimate(
         list[str], Argument(metavar="SOURCE...", help="Files, globs, folders, URLs, or data sets on the Hub.")
     ],
     tokenizer: Annotated[str, Option(help="Tokenizer folder, or a model on the Hub.")],
-    max_length: Annotated[int, Option(help="Tokens per pack; others around it are tried too.")] = 4096,
+    max_length: Annotated[
+        Any,
+        Option(
+            parser=pack_lengths,
+            metavar="TOKENS",
+            help="Tokens per pack, or several lengths as 2048,8192; others are tried too.",
+        ),
+    ] = 4096,
     limit: Annotated[int, Option(help="Records to draw at random from each source.")] = 2000,
     format: Annotated[str, Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
     column: Annotated[

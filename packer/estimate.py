@@ -91,6 +91,7 @@ def estimate(config: PackConfig) -> dict[str, Any]:
         "tokens": sum(int(part.lengths.sum()) for part in parts),
         "is_sample": is_sample,
         "max_length": config.longest,
+        "max_lengths": list(config.max_lengths),
         "sources": [
             {
                 "source": str(spec),
@@ -195,7 +196,7 @@ def _line(row: Any) -> bytes:
 
 def _plans(config: PackConfig, now: Population, again: list[Population]) -> list[dict[str, Any]]:
     """Several strategies and lengths, each with its errors."""
-    choices = choices_around(config.strategy, config.longest, config.align)
+    choices = choices_around(config.strategy, config.max_lengths, config.align)
     found = []
     for choice in choices:
         populations = (now, *again)
@@ -207,6 +208,7 @@ def _plans(config: PackConfig, now: Population, again: list[Population]) -> list
             {
                 "strategy": row["strategy"],
                 "max_length": row["max_length"],
+                "max_lengths": row.get("max_lengths", [row["max_length"]]),
                 "utilization": row["utilization"],
                 "utilization_error": error_of([other["utilization"] for other in others]),
                 "sequences_per_pack": row["sequences_per_pack"],
@@ -221,9 +223,9 @@ def _plans(config: PackConfig, now: Population, again: list[Population]) -> list
 
 
 def _plan(
-    config: PackConfig, some: Population, choice: tuple[str, int], *, is_sample: bool
+    config: PackConfig, some: Population, choice: tuple[str, int | tuple[int, ...]], *, is_sample: bool
 ) -> dict[str, Any] | None:
-    """One strategy and length; packs are those of all sources."""
+    """One strategy at a length, or at several in one plan; packs are those of all sources."""
     lengths = some.lengths
     if is_sample:  # of what stands for more, a half-filled pack is no matter
         lengths = np.tile(lengths, -(-_FOR_PLANS // len(lengths)))

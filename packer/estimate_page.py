@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from padless.packer.charts import brief, histogram, lines, strip
-from padless.packer.estimate_view import HOW, best_plan, plus_minus
+from padless.packer.estimate_view import HOW, best_plan, lengths_of, plus_minus
 from padless.packer.meanings import MEANINGS
 from padless.packer.page import name, page, section, table, text
 
@@ -21,7 +21,7 @@ def estimate_page(found: dict[str, Any]) -> str:
         ""
         if best is None
         else f"<p>{1 - best['utilization']:.1%}{plus_minus(best['utilization_error'])} of a pack of "
-        f"{best['max_length']:,} tokens ({text(best['strategy'])}) would be empty.</p>"
+        f"{lengths_of(best)} tokens ({text(best['strategy'])}) would be empty.</p>"
     )
     body = [
         f'<header><p class="quiet">An estimate, before anything is packed</p><h1>{headline} padding</h1>'
@@ -69,7 +69,7 @@ def _lengths(found: dict[str, Any]) -> str:
 def _plans(found: dict[str, Any]) -> str:
     rows = [
         (
-            f"{row['max_length']:,}",
+            lengths_of(row, " + "),
             text(row["strategy"]),
             f"{row['utilization']:.1%}{plus_minus(row['utilization_error'])}",
             strip([("now", row["utilization"])], f"{row['utilization']:.1%} full"),

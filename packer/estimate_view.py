@@ -32,7 +32,7 @@ def print_estimate(found: dict[str, Any], console: Console) -> None:
     if best is not None:
         console.print(
             f"[bold green]{1 - best['utilization']:.1%}[/]{plus_minus(best['utilization_error'])} of a pack "
-            f"of {best['max_length']:,} ({best['strategy']}) would be empty"
+            f"of {lengths_of(best)} ({best['strategy']}) would be empty"
         )
     for source in found["sources"]:
         how = HOW[source["how"]].format(**source)
@@ -56,7 +56,7 @@ def print_estimate(found: dict[str, Any], console: Console) -> None:
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
     for row in found["plans"]:
         table.add_row(
-            f"{row['max_length']:,}",
+            lengths_of(row) if len(row["max_lengths"]) == 1 else "all",
             row["strategy"],
             f"{row['utilization']:.1%}{plus_minus(row['utilization_error'])}",
             f"{brief(row['packs'])}{plus_minus(row['packs_error'], None)}",
@@ -71,9 +71,14 @@ def print_estimate(found: dict[str, Any], console: Console) -> None:
 
 
 def best_plan(found: dict[str, Any]) -> dict[str, Any] | None:
-    """The fullest of the plans at the length that was asked for: the first that is tried."""
-    here = [row for row in found["plans"] if row["max_length"] == found["max_length"]]
+    """The fullest of the plans at the length, or lengths, that was asked for: the first that is tried."""
+    here = [row for row in found["plans"] if row["max_lengths"] == found["max_lengths"]]
     return max(here or found["plans"], key=lambda row: row["utilization"], default=None)
+
+
+def lengths_of(row: dict[str, Any], between: str = " or ") -> str:
+    """The lengths of a plan's packs: `1,024 or 4,096`."""
+    return between.join(f"{length:,}" for length in row["max_lengths"])
 
 
 def plus_minus(error: float, form: str | None = ".1%") -> str:

@@ -213,27 +213,20 @@ def shuffle_packs(plan: PackPlan, seed: int) -> PackPlan:
     return PackPlan(order, offsets, starts, lengths)
 
 
-def drawn_order(packs: int, seed: int) -> Integers:
+def drawn_order(packs: int, seed: int) -> NDArray[np.intp]:
     """The pack that comes at each place, [packs], in an order drawn from `seed`.
 
     Ranks are PCG64's raw 64 bits: numpy keeps those for ever, `Generator.permutation` it may
     change, and a plan must not depend on numpy's version.
     """
     ranks = np.random.PCG64(seed).random_raw(packs)
-    if packs < BLOCK // 4:
-        return np.argsort(ranks, kind="stable").astype(index_type(packs))
-    # By their upper 8 bits first, then each of those parts, which stays in the caches, by the next 16: numpy
-    # sorts both by counting. The few that are equal in all 24 are then put right by all 64.
-    upper = (ranks >> np.uint64(56)).astype(np.uint8)
-    order = np.argsort(upper, kind="stable").astype(index_type(packs))
-    following = (ranks >> np.uint64(40)).astype(np.uint16).take(order)
-    begin = 0
-    for end in np.cumsum(np.bincount(upper)).tolist():
-        part = np.argsort(following[begin:end], kind="stable")
-        for column in (order, following):
-            column[begin:end] = column[begin:end].take(part)
-        begin = end
-    same = following[1:] == following[:-1]
+    # By their upper 24 bits, in passes of 16 and 8, which numpy sorts by counting; the few that are equal
+    # there are then put right by all 64. A few long calls: beside other work each waits for its turn.
+    upper = (ranks >> np.uint64(40)).astype(np.uint32)
+    order = np.argsort(upper.astype(np.uint16), kind="stable")
+    order = order.take(np.argsort((upper >> 16).astype(np.uint8).take(order), kind="stable"))
+    upper = upper.take(order)
+    same = upper[1:] == upper[:-1]
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     among = order.take(tied)
     order[tied] = among.take(np.argsort(ranks.take(among), kind="stable"))

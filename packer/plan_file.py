@@ -24,7 +24,10 @@ PACKS_PER_GROUP = 2**16
 def check_name(name: str) -> None:
     """See that it can be a plan's name. Raises InputError."""
     if not re.fullmatch(r"[\w][\w.-]{0,99}", name):
-        raise InputError(f"--plan-only {name!r} is no name: take letters, digits, _ . and -")
+        raise InputError(
+            f"--plan-only {name[:110]!r} is no name: take up to 100 letters, digits, _ . and -, but "
+            "neither . nor - first"
+        )
 
 
 def write_plan(

@@ -149,11 +149,20 @@ def read_excluded(path: str) -> NDArray[np.int64]:
                 raise ValueError(f"record is {column.type} with {column.null_count:,} nulls")
             found = column_to_numpy(column)
         else:
-            with open(path, encoding="utf-8") as file:
-                found = np.array([int(line) for line in file if line.strip()], dtype=np.int64)
+            with open(path, encoding="utf-8-sig") as file:  # Windows marks the begin of a text
+                found = np.array([_record(*line) for line in enumerate(file, 1) if line[1].strip()], np.int64)
     except (ValueError, KeyError, OverflowError, OSError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
         raise InputError(
-            f"--exclude {path}: {problem}; give record numbers (as in sequences.parquet), one a line, or a "
+            f"--exclude {path}: {reason}; give record numbers (as in sequences.parquet), one a line, or a "
             "Parquet file with a column `record`"
         ) from None
     return np.unique(found.astype(np.int64))
+
+
+def _record(number: int, line: str) -> int:
+    """A record's number, of line `number`."""
+    try:
+        return int(line)
+    except ValueError:
+        raise ValueError(f"line {number:,} is {line.strip()[:40]!r}, no whole number") from None

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from padless.packer.bounds import facts_of_buckets
 from padless.packer.errors import InputError
 from padless.packer.extra_columns import groups_of
+from padless.packer.meanings import counted
 from padless.packer.plan import PackPlan
 from padless.packer.plan_file import check_name, write_plan
 from padless.packer.planning import plan_split, strategy_of
@@ -96,7 +97,13 @@ def _planned(
         return lines, lengths, groups, replace(plan, starts=None, lengths=None) if is_whole else plan
     limit = work.config.longest
     over = lengths > limit
-    if work.config.overflow != "split" or not over.any():
+    if over.any() and work.config.overflow != "split":
+        raise InputError(
+            f"{reader.path} has {counted(int(over.sum()), 'sequence')} longer than --max-length {limit:,} "
+            f"(the longest has {int(lengths.max()):,} tokens): raise it, let --overflow split cut them "
+            "(texts only), or write the packs anew with --output and --overflow drop or truncate"
+        )
+    if not over.any():
         return lines, lengths, groups, plan_split(work.config, split, lengths, groups, sources)
     _refuse_masked(reader, masked & over, f"--overflow split cuts what is longer than {limit:,} tokens")
     parts = -(-lengths.astype(np.int64) // limit)

@@ -111,7 +111,7 @@ def build_report(
         },
         "alternatives": try_plans(
             found.sample,
-            choices_around(facts["strategy"], facts["max_length"], align),
+            choices_around(facts["strategy"], (facts["max_length"],), align),
             max_sequences_per_pack=facts["max_sequences_per_pack"],
             align=align,
             times=found.thinned,

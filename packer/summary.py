@@ -121,7 +121,7 @@ def print_summary(result: BuildResult, console: Console) -> None:
         _line(
             console,
             f"{name + ': ' if name else ''}{packs_of(manifest.buckets)}, "
-            f"{part['utilization']:.2%} full (at least {part['bound_packs']:,} packs are needed)",
+            f"{part['utilization']:.2%} full (at least {counted(part['bound_packs'], 'pack')} needed)",
         )
         warning = flash_warning(manifest.statistics.get("flash_attention_2_rows", 0))
         if warning is not None:

@@ -182,6 +182,13 @@ def test_the_summary_goes_to_stdout_and_nothing_to_stderr(tmp_path: Path) -> Non
         assert words in run.out, words
 
 
+def test_the_summary_counts_one_as_one(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "one.jsonl", demo_rows()[:1])
+    run = run_script(*build_arguments(source, tmp_path / "out"))
+    assert "1 record: 1 kept" in run.out and f"1 pack of {MAX_LENGTH:,}," in run.out, run.out
+    assert "(at least 1 pack needed)" in run.out
+
+
 def test_quiet_prints_nothing(tmp_path: Path) -> None:
     run = run_script(*build_arguments(DEMO, tmp_path / "out", "--quiet"))
     assert (run.code, run.out, run.err) == (0, "", "")

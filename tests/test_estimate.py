@@ -43,6 +43,23 @@ def test_all_records_give_what_the_build_gives(tmp_path: Path) -> None:
     assert tried["none", MAX_LENGTH]["packs"] == report["sequences"]
 
 
+def test_several_lengths_give_what_a_build_with_packs_of_each_gives(tmp_path: Path) -> None:
+    lengths = f"128,{MAX_LENGTH}"
+    found = pack("estimate", DEMO, *OPTIONS, "--max-length", lengths, "--json").json
+    built(DEMO, tmp_path / "packed", "--max-length", lengths, "--strategy", "spread")
+    report = build_report(tmp_path / "packed")
+    assert found["max_lengths"] == [128, MAX_LENGTH]
+    (both,) = (row for row in found["plans"] if len(row["max_lengths"]) == 2 and row["strategy"] == "spread")
+    assert (both["packs"], both["utilization"]) == (report["packs"], report["utilization"])
+    assert both["utilization_error"] == both["too_long"] == 0
+    alone = {row["max_length"]: row for row in found["plans"] if row["max_lengths"] == [row["max_length"]]}
+    assert alone.keys() == {128, MAX_LENGTH} and alone[128]["too_long"] > 0
+    sampled = pack("estimate", DEMO, *OPTIONS, "--max-length", lengths, "--limit", 100, "--json").json
+    assert all(row["packs_error"] > 0 for row in sampled["plans"] if row["strategy"] != "none")
+    said = pack("estimate", DEMO, *OPTIONS, "--max-length", lengths, "--limit", 100).out
+    assert f"of a pack of 128 or {MAX_LENGTH:,}" in said and max(map(len, said.splitlines())) <= 80
+
+
 def test_what_is_wrong_with_a_source_is_told_by_its_own_name(tmp_path: Path) -> None:
     """The build behind an estimate reads files of its own, which are gone when one reads of them."""
     odd = write_lines(tmp_path / "odd.jsonl", [{"foo": 1}])
@@ -178,6 +195,8 @@ def test_its_page_says_the_same_and_stands_alone(tmp_path: Path) -> None:
         (("--limit", 0), "--limit must be at least 1 record"),
         (("--split", "train,test"), "an estimate is of one split"),
         (("--align", 2 * MAX_LENGTH), "--align"),
+        (("--max-length", "64,"), "'--max-length': '64,' is no length of packs"),
+        (("--workers", "many"), "'--workers': 'many' is no whole number"),
     ],
 )
 def test_wrong_use_is_told(more: tuple[object, ...], words: str) -> None:

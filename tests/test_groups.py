@@ -60,8 +60,8 @@ def test_a_multiple_of_packs_splits_no_group(name: str) -> None:
 @pytest.mark.parametrize(
     ("groups", "cap", "message"),
     [
-        ([7, 7, 7], None, "group 7 has 12 tokens, a pack holds 8"),
-        ([1, 5, 5], 1, "group 5 has 2 sequences, a pack holds 1"),
+        ([7, 7, 7], None, "max_length 8 .* group 7 has 12 tokens, a pack holds 8"),
+        ([1, 5, 5], 1, "max_sequences_per_pack 1 .* group 5 has 2 sequences, a pack holds 1"),
         ([1, 2], None, "one integer for each of the 3 sequences"),
     ],
 )

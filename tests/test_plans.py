@@ -99,7 +99,9 @@ def test_a_file_that_is_no_plan_is_refused(folder: Path) -> None:
     [
         (("--plan-only", "long"), "--force"),
         (("--plan-only", "a/b"), "is no name"),
-        (("--plan-only", "short", "--max-length", 100), "100"),
+        (("--plan-only", "n" * 101), "up to 100 letters"),
+        (("--plan-only", "short", "--max-length", 100), "longer than --max-length 100 (the longest has "),
+        (("--plan-only", "short", "--max-length", 100), "--overflow split"),
         (("--plan-only", "new", "--output", "elsewhere"), "--output"),
         ((), "--plan-only"),
     ],

@@ -229,7 +229,9 @@ def test_a_pair_that_fits_no_pack_together_goes_by_overflow(tmp_path: Path, word
 
 def test_a_cap_below_a_pair_is_refused(tmp_path: Path, words: Path) -> None:
     rows = [{"prompt": [ASK], "chosen": [YES], "rejected": [NO]}]
-    assert "2 sequences, a pack holds 1" in refused(tmp_path, rows, words, "--max-sequences-per-pack", 1)
+    assert "--max-sequences-per-pack 1 is too small for what shares a pack" in refused(
+        tmp_path, rows, words, "--max-sequences-per-pack", 1
+    )
 
 
 def test_pairs_stay_on_one_side_of_a_split(tmp_path: Path, words: Path) -> None:

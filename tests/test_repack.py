@@ -250,7 +250,7 @@ def test_folders_of_other_tokenizers_are_refused(tmp_path: Path) -> None:
 
 def test_excluded_records_stay_in_the_account(tmp_path: Path) -> None:
     built(DEMO, tmp_path / "old", "--on-empty-reply", "drop")
-    (tmp_path / "out.txt").write_text("3\n0\n")
+    (tmp_path / "out.txt").write_bytes(b"\xef\xbb\xbf3\r\n0\r\n\r\n")  # as Windows writes it
     found = repacked(tmp_path / "old", "--output", tmp_path / "new", "--exclude", tmp_path / "out.txt")
     assert found["dropped_by_reason"]["excluded"] == 2
     table, before = sequence_table(tmp_path / "new"), sequence_table(tmp_path / "old")
@@ -262,7 +262,8 @@ def test_excluded_records_stay_in_the_account(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"), [("x\n", "one a line"), ("999999\n", "999,999"), ("9" * 23, "one a line")]
+    ("lines", "said"),
+    [("3\nx y\n", "line 2 is 'x y', no whole number"), ("999999\n", "999,999"), ("9" * 23, "one a line")],
 )
 def test_a_bad_exclude_file_is_refused(tmp_path: Path, lines: str, said: str) -> None:
     built(DEMO, tmp_path / "old")

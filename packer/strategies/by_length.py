@@ -102,7 +102,10 @@ def plan_lengths(
         ]
         plan = _together(windows, max_lengths)
     if packs_multiple > 1:
-        parts = [split_packs(part, items, packs_multiple) for _, part in plan.by_bucket(longest)]
+        parts = [
+            split_packs(part, items, packs_multiple, f"packs of {length:,} tokens")
+            for length, part in plan.by_bucket(longest)
+        ]
         plan = _together([parts], max_lengths)
     plan = shuffle_packs(plan, seed) if shuffle else plan
     return plan if grouped is None else replace(grouped.expand(plan), buckets=plan.buckets)

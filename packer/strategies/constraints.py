@@ -180,17 +180,18 @@ def padded_lengths(lengths: Integers, align: int) -> Integers:
     return padded
 
 
-def split_packs(plan: PackPlan, lengths: Integers, multiple: int) -> PackPlan:
+def split_packs(plan: PackPlan, lengths: Integers, multiple: int, of: str = "packs") -> PackPlan:
     """The plan with as many more packs as make their number a multiple.
 
     The packs of most sequences are split, where their tokens are about halved; the halves stay side
-    by side. `lengths` [N] in tokens. Raises InputError where there are fewer entries than packs.
+    by side. `lengths` [N] in tokens; `of` says which packs these are. Raises InputError where
+    there are fewer entries than packs.
     """
     missing = -len(plan) % multiple
     if len(plan) + missing > len(plan.order):
         raise OptionError(
             f"packs_multiple {multiple:,} is too large: {len(plan.order):,} sequences cannot make "
-            f"{len(plan) + missing:,} packs, the next multiple; lower it, or give more data or a strategy "
+            f"{len(plan) + missing:,} {of}, the next multiple; lower it, or give more data or a strategy "
             "with more in a pack"
         )
     offsets = plan.offsets

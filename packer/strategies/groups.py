@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from padless.packer.errors import InputError
+from padless.packer.errors import InputError, OptionError
 from padless.packer.plan import Integers, PackPlan
 
 
@@ -56,12 +56,15 @@ def group(lengths: Integers, groups: ArrayLike, max_length: int, cap: int | None
     members = np.argsort(at, kind="stable")
     begins = np.cumsum(sizes) - sizes
     tokens = np.add.reduceat(lengths[members], begins, dtype=np.int64) if len(names) else sizes
-    limits = (("tokens", tokens, max_length), ("sequences", sizes, cap))
-    for unit, amounts, limit in limits:
+    limits = (
+        ("max_length", "tokens", tokens, max_length),
+        ("max_sequences_per_pack", "sequences", sizes, cap),
+    )
+    for option, unit, amounts, limit in limits:
         if limit is not None and len(amounts) and int(amounts.max()) > limit:
             worst = int(amounts.argmax())
-            raise InputError(
-                f"group {names[by_first[worst]]} has {amounts[worst]:,} {unit}, a pack holds {limit:,}; "
-                "leave it out or shorten its sequences, or raise the limit"
+            raise OptionError(
+                f"{option} {limit:,} is too small for what shares a pack: group {names[by_first[worst]]} has "
+                f"{amounts[worst]:,} {unit}, a pack holds {limit:,}; raise it, or leave the group out"
             )
     return Grouped(tokens=tokens, sizes=sizes, members=members)

@@ -176,6 +176,8 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "glm4v": (glm4v, GLM),
 }
 """Family -> how to make its model, and its processor."""
+OWN_ROTATION = {"glm4v"}
+"""Families that keep their own rotation where they are prepared."""
 
 
 def token_types(ids: Sequence[int]) -> torch.Tensor:

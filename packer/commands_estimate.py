@@ -10,7 +10,7 @@ from typer import Argument, Option
 from padless.packer.config import PackConfig
 from padless.packer.formats import FORMATS
 from padless.packer.options import pairs, template_args
-from padless.packer.terminal import Json, Quiet, Split, print_json, wrapping
+from padless.packer.terminal import TABLE_WIDTH, Json, Quiet, Split, print_json, wrapping
 
 
 def estimate(
@@ -110,4 +110,4 @@ def estimate(
     elif html is not None:
         print(f"written to {html}")
     else:
-        print_estimate(found, wrapping())
+        print_estimate(found, wrapping(TABLE_WIDTH))

@@ -10,6 +10,7 @@ sequence without trained tokens counts for nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from padless.runtime.arrays import Array
 from padless.runtime.logps import sequence_logps, sequence_targets
 from padless.runtime.reader import PackedReader
 from padless.runtime.stream import PackedStream
+from padless.runtime.varlen_batch import VarlenBatch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +37,10 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss)
+        try:
+            return math.exp(self.loss)
+        except OverflowError:  # more than 709 nats: a model that is broken, and still has a loss
+            return math.inf
 
     def worst(self, count: int) -> list[dict[str, Any]]:
         """The sequences of the highest loss for a token, as rows of `sequences`."""
@@ -53,11 +58,14 @@ def evaluate(
     split: str | None = None,
     plan: str | None = None,
     device: torch.device | str | int = "cpu",
+    with_pixels: Callable[[VarlenBatch], VarlenBatch] | None = None,
 ) -> Evaluation:
     """Run a packed folder through a causal model that keeps packed sequences apart, each pack once.
 
-    With torch.distributed each rank calls it, evaluates its part, and gets the loss over all. The model is in
-    eval mode meanwhile. Raises what PackedStream raises.
+    Of a folder with images `with_pixels` gives each batch its pixels:
+    `lambda batch: padless.runtime.pixels.with_pixels(batch, processor, root="photos")`. With
+    torch.distributed each rank calls it, evaluates its part, and gets the loss over all. The model is in eval
+    mode meanwhile. Raises what PackedStream raises.
     """
     reader = PackedReader(path, split=split)
     stream = PackedStream(
@@ -70,7 +78,7 @@ def evaluate(
     targets: list[torch.Tensor] = []
     try:
         for batch in stream:
-            batch = batch.to(device)
+            batch = (batch if with_pixels is None else with_pixels(batch)).to(device)
             inputs = {name: value for name, value in batch.model_inputs().items() if name != "labels"}
             ids.append(batch["sequence_ids"])
             losses.append(-sequence_logps(model(**inputs).logits, batch).double())

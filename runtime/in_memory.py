@@ -34,6 +34,7 @@ from padless.runtime.in_memory_columns import (
 from padless.runtime.in_memory_images import NAMES as OF_IMAGES
 from padless.runtime.in_memory_images import add_images, refuse_unseen
 from padless.runtime.ranks import find_ranks
+from padless.runtime.schema import NONE_IS
 from padless.runtime.varlen_batch import MODEL_INPUTS, VarlenBatch
 
 _OWN = ("input_ids", "prompt_ids", "response_ids", "labels", "response_mask")
@@ -63,9 +64,10 @@ def pack_sequences(
     they are never trained. Batches are then those of a folder with images.
 
     Rank and world size as for PackedStream. A rank that no sequence is left for gets an untrained one with
-    `sequence_ids` -1 and zeros in its columns, so that all ranks compute as often. Raises CollateError for
-    arrays of other lengths, naming the sequence, for NaN at a trained token, for placeholders that do not
-    fit the images, and for a sequence of more than `max_tokens` tokens.
+    `sequence_ids` -1 and zeros in its columns (pair_id, is_chosen, label, group_id: -1), so that all ranks
+    compute as often. Raises CollateError for arrays of other lengths, naming the sequence, for NaN at a
+    trained token, for placeholders that do not fit the images, and for a sequence of more than `max_tokens`
+    tokens.
     """
     rank, world_size = find_ranks(rank, world_size)
     if not sequences:
@@ -174,5 +176,9 @@ def _untrain(batch: VarlenBatch) -> None:
         elif name == "sequence_ids":
             values.fill_(-1)
         elif name not in (*MODEL_INPUTS, "num_targets"):
-            batch[name] = torch.zeros_like(values) if isinstance(values, torch.Tensor) else [""] * len(values)
+            if isinstance(values, torch.Tensor):
+                none = NONE_IS.get(name, 0) if values.ndim == 1 and values.dtype.is_signed else 0
+                batch[name] = torch.full_like(values, none)
+            else:
+                batch[name] = [""] * len(values)
     batch["num_targets"] = 0

@@ -27,6 +27,8 @@ OWN_COLUMNS = {
     "attention_cost": ("pack", ("int64",)),
 }
 """The format's own columns in their order: name -> level and the types it may have."""
+NONE_IS = {"pair_id": -1, "is_chosen": -1, "label": -1, "group_id": -1}
+"""What these sequence-level columns hold where a sequence has none, as one that fills up a batch; else 0."""
 ID_LIMITS = {"uint16": 2**16 - 1, "int32": 2**31 - 1}
 """The largest token id that a type of input_ids holds."""
 

@@ -20,7 +20,7 @@ import torch
 
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
-from padless.runtime.schema import ColumnInfo
+from padless.runtime.schema import NONE_IS, ColumnInfo
 from padless.runtime.varlen_batch import MODEL_INPUTS, VarlenBatch
 
 
@@ -29,8 +29,9 @@ def pad_batch(
 ) -> VarlenBatch:
     """The batch with `tokens` tokens and `sequences` sequences, whatever it had: on the CPU.
 
-    What is added is trained nowhere; `sequence_ids` there are -1, further columns zeros, at the level
-    that `columns` (the manifest's) says. `max_length_q` and `max_length_k` are the longest sequence's
+    What is added is trained nowhere; `sequence_ids` there are -1, further columns zeros (pair_id,
+    is_chosen, label and group_id -1, as of sequences that have none), at the level that `columns` (the
+    manifest's) says. `max_length_q` and `max_length_k` are the longest sequence's
     length, at most `tokens`, rounded up to a power of two: a compiled step then sees few of them.
     Raises CollateError where the batch does not fit, for further columns of unknown level, and for batches of
     a folder with images, whose pixels are of no one shape.
@@ -63,7 +64,8 @@ def pad_batch(
                 )
             if level != "pack":
                 at, more = (1, more_tokens) if level == "token" else (0, more_sequences)
-                padded[key] = _longer(batch[key], at, more)
+                none = NONE_IS.get(key, 0) if level == "sequence" else 0
+                padded[key] = _longer(batch[key], at, more, none)
     padded["labels"][0, had_tokens:] = IGNORE_INDEX
     padded["position_ids"][0, had_tokens:] = torch.arange(more_tokens)
     padded["seq_idx"][0, had_tokens:] = had_sequences
@@ -76,11 +78,11 @@ def pad_batch(
     return padded
 
 
-def _longer(values: Any, dimension: int, more: int) -> Any:
-    """A copy with so many zeros behind, along a dimension; strings, in lists, with empty ones."""
+def _longer(values: Any, dimension: int, more: int, none: int = 0) -> Any:
+    """A copy with `none` so many times behind, along a dimension; strings, in lists, with empty ones."""
     if isinstance(values, list):
         empty = [""] * more
         return [[*values[0], *empty]] if dimension else [*values, *empty]
     shape = list(values.shape)
     shape[dimension] = more
-    return torch.cat([values, values.new_zeros(shape)], dimension)
+    return torch.cat([values, values.new_full(shape, none if values.dtype.is_signed else 0)], dimension)

@@ -39,7 +39,7 @@ from padless.runtime.ranks import (
     refuse_to_be_split,
 )
 from padless.runtime.reader import PackedReader
-from padless.runtime.schema import OWN_COLUMNS, ColumnInfo, parse_type
+from padless.runtime.schema import NONE_IS, OWN_COLUMNS, ColumnInfo, parse_type
 from padless.runtime.stream_state import StreamState, data_identity
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -335,7 +335,8 @@ def _shared_flag() -> mmap.mmap:
 def _without_targets(columns: Sequence[ColumnInfo]) -> VarlenBatch:
     """What a rank computes where no pack is left for it: two tokens of no sequence, untrained.
 
-    Two, because losses shift by one, and some fail on nothing. Further columns are zeros.
+    Two, because losses shift by one, and some fail on nothing. Further columns are zeros, or what says that a
+    sequence has none (NONE_IS).
     """
     further = [column for column in columns if column.name not in OWN_COLUMNS]
     none = np.full(2, -100, dtype=np.int32)
@@ -358,10 +359,12 @@ def _without_targets(columns: Sequence[ColumnInfo]) -> VarlenBatch:
 
 
 def _zeros(column: ColumnInfo) -> Any:
-    """A further column's cell in a pack of two tokens and one sequence: zeros, or empty strings."""
+    """A further column's cell in a pack of two tokens and one sequence: zeros, NONE_IS, or empty strings."""
     kind = parse_type(column.type)
     empty = to_numpy(pa.array([], type=kind if column.level == "pack" else kind.value_type))
     cell = np.zeros((2 if column.level == "token" else 1, *empty.shape[1:]), dtype=empty.dtype)
     if empty.dtype == object:
         cell[:] = ""
+    elif column.level == "sequence" and empty.dtype.kind in "if":
+        cell[:] = NONE_IS.get(column.name, 0)
     return cell[0] if column.level == "pack" else cell

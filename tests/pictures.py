@@ -37,15 +37,25 @@ QWEN3: dict[str, Any] = {
     **{"temporal_patch_size": 2, "size": {"shortest_edge": 4 * 32 * 32, "longest_edge": 24 * 32 * 32}},
 }
 """The same of Qwen3-VL, under the newer names: 32 x 32 pixels a token."""
+GLM: dict[str, Any] = {
+    **{"image_processor_type": "Glm4vImageProcessor", "patch_size": 14, "merge_size": 2},
+    **{"temporal_patch_size": 2, "size": {"shortest_edge": 8 * 28 * 28, "longest_edge": 48 * 28 * 28}},
+}
+"""The same of GLM-4.1V, which counts an image's pixels twice."""
+TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+TOKENS_OF_GLM = ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>")
 
 
 def vision_tokenizer(
     folder: Path, *, processor: dict[str, Any] | None = QWEN25, template: str | None = CHAT
 ) -> Path:
     """`toys.word_tokenizer` with the placeholders of images, and the processor's file."""
+    if template is not None and processor == GLM:
+        for name, of_glm in zip(TOKENS, TOKENS_OF_GLM, strict=True):
+            template = template.replace(name, of_glm)
     word_tokenizer(folder, template=template)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    names = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+    names = TOKENS_OF_GLM if processor == GLM else TOKENS
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
     if processor is not None:
@@ -68,9 +78,11 @@ def pictures(folder: Path, *sizes: tuple[int, int]) -> list[str]:
 
 def image_processor(config: dict[str, Any]) -> Any:
     """transformers' own image processor, on Pillow."""
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    return Qwen2VLImageProcessorPil(**{k: v for k, v in config.items() if k != "image_processor_type"})
+    of_family = Glm4vImageProcessorPil if config == GLM else Qwen2VLImageProcessorPil
+    return of_family(**{k: v for k, v in config.items() if k != "image_processor_type"})
 
 
 def asks(*contents: Any, **more: Any) -> dict[str, Any]:
@@ -144,13 +156,28 @@ def qwen3_vl_moe(seed: int = 0) -> Any:
     )
 
 
+def glm4v(seed: int = 0) -> Any:
+    """A tiny random GLM-4.1V."""
+    from transformers import Glm4vConfig, Glm4vForConditionalGeneration
+
+    text = {**_TEXT, "rope_parameters": {**_TEXT["rope_parameters"], "partial_rotary_factor": 1.0}}
+    vision = {**_VISION, "patch_size": 14, "image_size": 112}
+    names = ("image_start", "image", "image_end", "video", "video_start", "video_end")
+    ids = {f"{name}_token_id": VISION_START + place for place, name in enumerate(names)}
+    torch.manual_seed(seed)
+    return Glm4vForConditionalGeneration(Glm4vConfig(text_config=text, vision_config=vision, **ids))
+
+
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen2_vl": (qwen2_vl, QWEN25),
     "qwen2_5_vl": (qwen25_vl, QWEN25),
     "qwen3_vl": (qwen3_vl, QWEN3),
     "qwen3_vl_moe": (qwen3_vl_moe, QWEN3),
+    "glm4v": (glm4v, GLM),
 }
 """Family -> how to make its model, and its processor."""
+OWN_ROTATION = {"glm4v"}
+"""Families that keep their own rotation where they are prepared."""
 
 
 def token_types(ids: Sequence[int]) -> torch.Tensor:

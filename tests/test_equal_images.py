@@ -14,6 +14,7 @@ from pictures import MODELS, asks, image_processor, parts, pictures, token_types
 from unpacked import assert_same_training
 
 from padless.runtime.collate import collate
+from padless.runtime.evaluate import evaluate
 from padless.runtime.models import prepare_model
 from padless.runtime.pixels import open_image, with_pixels
 from padless.runtime.reader import PackedReader
@@ -75,6 +76,18 @@ def test_a_packed_batch_with_images_trains_as_its_sequences_alone(
         lambda: model(**batch.model_inputs()).loss,
         lambda: one_by_one(model, reader, processor, tmp_path),
     )
+
+
+def test_perplexity_over_images_is_that_of_the_sequences_alone(tmp_path: Path) -> None:
+    make, config = MODELS["qwen3_vl"]
+    folder, processor = pack_images(tmp_path, config), image_processor(config)
+    model = prepare_model(make().eval())
+    found = evaluate(
+        model, folder, with_pixels=lambda batch: with_pixels(batch, processor, root=str(tmp_path))
+    )
+    with torch.no_grad():
+        alone = float(one_by_one(model, PackedReader(folder), processor, tmp_path))
+    assert found.loss == pytest.approx(alone, abs=1e-5) and len(found.sequences["loss"]) == 6
 
 
 def test_without_the_row_of_the_text_the_model_would_mix_sequences(tmp_path: Path) -> None:

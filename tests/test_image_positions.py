@@ -67,7 +67,7 @@ def test_positions_of_each_sequence_are_the_librarys(
 
 LIBRARY = {
     **{"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel"},
-    **{"qwen3_vl": "Qwen3VLModel", "qwen3_vl_moe": "Qwen3VLMoeModel"},
+    **{"qwen3_vl": "Qwen3VLModel", "qwen3_vl_moe": "Qwen3VLMoeModel", "glm4v": "Glm4vModel"},
 }
 
 

@@ -28,6 +28,7 @@ from building import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import (
+    GLM,
     IMAGE_PAD,
     QWEN3,
     QWEN25,
@@ -162,7 +163,7 @@ def test_a_sequence_for_each_turn_has_the_images_up_to_it(tmp_path: Path) -> Non
     assert [[image.image for image in told[number]] for number in (0, 1)] == [names[:1], names]
 
 
-@pytest.mark.parametrize("config", [QWEN25, QWEN3], ids=["qwen2.5", "qwen3"])
+@pytest.mark.parametrize("config", [QWEN25, QWEN3, GLM], ids=["qwen2.5", "qwen3", "glm"])
 @settings(max_examples=40, deadline=None)
 @given(width=st.integers(1, 700), height=st.integers(1, 700))
 def test_an_image_takes_the_tokens_that_the_processor_gives_it(
@@ -180,6 +181,7 @@ def test_an_image_takes_the_tokens_that_the_processor_gives_it(
         merge_size=2,
         min_pixels=size["shortest_edge"],
         max_pixels=size["longest_edge"],
+        frames=2 if config == GLM else 0,
     )
     processor = image_processor(config)
     made = processor(images=[Image.new("RGB", (width, height))], return_tensors="np")

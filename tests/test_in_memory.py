@@ -57,6 +57,7 @@ def test_every_sequence_is_in_one_batch_with_all_that_belongs_to_it(
             mine = slice(bounds[place], bounds[place + 1])
             if number < 0:
                 assert (batch["labels"][0, mine] == -100).all() and batch["reward"][place] == 0
+                assert batch["group_id"][place] == -1
                 continue
             seen.append(number)
             one, (prompt, response, _) = rollouts[number], shapes[number]

@@ -36,6 +36,8 @@ from padless.runtime.losses import (  # noqa: E402
     simpo_losses,
 )
 from padless.runtime.reader import PackedReader  # noqa: E402
+from padless.runtime.schema import ColumnInfo  # noqa: E402
+from padless.runtime.static import pad_batch  # noqa: E402
 
 ANSWERS = random_sequences([8, 6, 5, 3, 9, 4], [3, 3, 0, 2, 4, 2])
 """Sequence 3 belongs to no pair; the pairs' halves lie in any order."""
@@ -84,6 +86,17 @@ def test_a_torn_pair_is_refused(pair_id: list[int], is_chosen: list[int], torn: 
     batch = batch_of(sequences, sequence={"pair_id": pair_id, "is_chosen": is_chosen})
     with pytest.raises(CollateError, match=f"pair_id {torn} has not just one chosen and one rejected"):
         pairs_of(batch)
+
+
+def test_what_fills_up_a_batch_is_no_pair_and_no_answer() -> None:
+    """Not one more half of the pair 0, and not one more unwanted answer."""
+    columns = {"pair_id": [0, 0], "is_chosen": [1, 0], "label": [1, 0]}
+    batch = batch_of(random_sequences([3, 4], [1, 1]), sequence=columns)
+    levels = [ColumnInfo(name=name, level="sequence", type="list<int64>") for name in columns]
+    padded = pad_batch(batch, tokens=12, sequences=5, columns=levels)
+    assert [*map(torch.Tensor.tolist, pairs_of(padded))] == [[0], [1]]
+    logps = torch.zeros(5)
+    assert kto_losses(logps, logps, padded["label"], kl=0.0).tolist() == [0.5, 0.5, 0, 0, 0]
 
 
 def test_a_batch_without_pairs_is_refused() -> None:

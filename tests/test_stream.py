@@ -216,7 +216,8 @@ def test_a_batch_without_targets_has_the_further_columns_of_the_others(tmp_path:
     for key, value in full.items():
         assert getattr(empty[key], "dtype", type(value)) == getattr(value, "dtype", type(value)), key
         assert getattr(empty[key], "shape", None) == getattr(value, "shape", None), key
-    assert not empty["top"].any() and not empty["pair_id"].any()
+    assert not empty["top"].any()
+    assert empty["pair_id"].tolist() == [-1]  # of no pair
     assert empty["kind"] == [""]
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import Folder, count_up, write_folder
-from ranks import numbers, run_two, train_rank, use_accelerate_rank, use_lightning_rank, use_trainer_rank
+from ranks import numbers
 from reference_order import order_of
 from torch.utils.data import DataLoader
 
@@ -390,43 +390,6 @@ def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed
         for balance in (None, "attention")
     ]
     assert 0 <= balanced < random / 2
-
-
-def test_two_processes_end_in_the_same_number_of_steps(packed: Path) -> None:
-    """BR-026, BR-133, BR-134, BR-137: and both divide by the targets of both."""
-    found = run_two(lambda rank, port: (train_rank, (packed, rank, port, 5)))
-    by_rank = {rank: seen for rank, (seen, _) in found.items()}
-    for mine, theirs in zip(found[0][1], found[1][1], strict=True):
-        assert mine[1] == theirs[1] == max(1, mine[0] + theirs[0]), "both ranks divide by the same targets"
-    assert len(by_rank[0]) == len(by_rank[1]) == 5 * (5 + 6)
-    assert not any(set(mine) & set(theirs) for mine, theirs in zip(by_rank[0], by_rank[1], strict=True))
-
-
-def test_trainer_with_two_processes_sees_every_pack_once(packed: Path, tmp_path: Path) -> None:
-    """BR-137: Trainer deals the packs of a PackedDataset to the ranks; 3 of 23 fill no step."""
-    seen = run_two(lambda rank, port: (use_trainer_rank, (packed, tmp_path, rank, port)))
-    assert len(seen[0]) == len(seen[1]) == PACKS // 4
-    packs = [number for rank in seen.values() for batch in rank for number in batch]
-    assert len(packs) == len(set(packs)) == PACKS // 4 * 4
-
-
-def test_accelerate_with_two_processes_sees_every_pack_once(packed: Path) -> None:
-    """BR-137: in each epoch its own; 3 of 23 packs fill no step."""
-    check_two_epochs(run_two(lambda rank, port: (use_accelerate_rank, (packed, rank, port))))
-
-
-def test_lightning_with_two_processes_sees_every_pack_once(packed: Path, tmp_path: Path) -> None:
-    """BR-137: a stream in a loader is left as it is, and its rank is torch.distributed's."""
-    pytest.importorskip("lightning")
-    check_two_epochs(run_two(lambda rank, port: (use_lightning_rank, (packed, tmp_path, rank, port))))
-
-
-def check_two_epochs(seen: dict[int, list[list[list[int]]]]) -> None:
-    for mine, theirs in zip(seen[0], seen[1], strict=True):
-        assert len(mine) == len(theirs) == PACKS // 4
-        packs = sum(mine + theirs, [])
-        assert len(packs) == len(set(packs)) == PACKS // 4 * 4
-    assert seen[0][0] != seen[0][1]
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from padless.runtime.collate import collate
 from padless.runtime.dataset import PackBatchSampler, PackedDataset
-from padless.runtime.errors import StepClockError
+from padless.runtime.errors import FormatError, StepClockError
 from padless.runtime.loss import step_targets
 from padless.runtime.reader import PackedReader
 from padless.runtime.step_clock import StepClock
@@ -53,8 +53,10 @@ def read_through_cache(url: str, results: Any) -> None:
     results.put([pack.input_ids.tolist() for pack in PackedReader(url)])
 
 
-def train_every_way_rank(folders: list[Path], out: Path, rank: int, port: int, results: Any) -> None:
-    """Go through folders in a loop, and through the last under each trainer, as one of two ranks.
+def train_every_way_rank(
+    folders: list[Path], many: Path, out: Path, rank: int, port: int, results: Any
+) -> None:
+    """As one of two ranks open many shards, go through folders in a loop, and the last under trainers.
 
     Puts for each way what it gave, or the error that ended it. One process for all: to start one and to
     import its trainers takes longer than everything else.
@@ -65,6 +67,7 @@ def train_every_way_rank(folders: list[Path], out: Path, rank: int, port: int, r
     torch.distributed.init_process_group("gloo")
     path = folders[-1]
     ways: dict[str, Callable[[], Any]] = {
+        "one after another": lambda: _open_in_turn(many),
         "loop": lambda: [_loop(folder) for folder in folders],
         "accelerate": lambda: _under_accelerate(path),
         "trainer": lambda: _under_trainer(path, out / str(rank)),
@@ -78,6 +81,21 @@ def train_every_way_rank(folders: list[Path], out: Path, rank: int, port: int, r
             found[name] = traceback.format_exc()
     results.put((rank, found))
     torch.distributed.destroy_process_group()
+
+
+def _open_in_turn(path: Path) -> tuple[int, list[int] | FormatError]:
+    """Open a folder and take a batch, the second rank before the first one has begun to."""
+    found: tuple[int, list[int] | FormatError] | None = None
+    for turn in (1, 0):
+        if turn == torch.distributed.get_rank():
+            stream = PackedStream(path, shuffle=False)
+            try:
+                found = len(stream), numbers(next(iter(stream)))
+            except FormatError as error:
+                found = len(stream), error
+        torch.distributed.barrier()
+    assert found is not None
+    return found
 
 
 def _loop(path: Path) -> list[tuple[list[list[int]], list[tuple[int, int]]]]:

@@ -32,10 +32,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 @pytest.fixture(scope="module")
-def found(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A thousand shards of a pack each, the first of which is none."""
+    path = tmp_path_factory.mktemp("many") / "packed"
+    write_folder(path, Folder(packs=[count_up(1 + n % 5, first=n) for n in range(1000)], packs_per_shard=1))
+    first = PackedReader(path).manifest.shards[0]
+    (path / first.file).write_bytes(bytes(first.bytes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(
+    folders: list[Path], many: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Any, Any]]:
     """What each way of training gave on the two ranks."""
     out = tmp_path_factory.mktemp("out")
-    ranks = run_two(lambda rank, port: (train_every_way_rank, (folders, out, rank, port)))
+    ranks = run_two(lambda rank, port: (train_every_way_rank, (folders, many, out, rank, port)))
     return {way: (ranks[0][way], ranks[1][way]) for way in ranks[0]}
 
 
@@ -57,6 +69,17 @@ def check_epoch(path: Path, mine: list[list[int]], theirs: list[list[int]], left
     whole = {pack_of[sequence] for sequence in seen}
     assert sorted(seen) == sorted(sequence for number in whole for sequence in packs[number])
     assert len(whole) == len(packs) - left_out
+
+
+def test_a_rank_opens_a_thousand_shards_whatever_the_other_one_does(
+    many: Path, found: dict[str, tuple[Any, Any]]
+) -> None:
+    """BR-135: without a word to the other, and without a look into a shard that it does not read."""
+    mine, theirs = of_both(found, "one after another")
+    assert theirs == (500, [1])
+    steps, error = mine
+    assert steps == 500
+    assert PackedReader(many).manifest.shards[0].file in str(error)
 
 
 def test_a_loop_ends_in_as_many_steps_on_both_ranks(

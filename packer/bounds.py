@@ -32,13 +32,15 @@ def facts_of_buckets(
     found = []
     padded = padded_lengths(seq_lengths, align)
     for length, part in plan.by_bucket(max_length):
-        mine = seq_lengths[part.order] if part.lengths is None else part.lengths
-        needed = padded[part.order] if part.lengths is None else padded_lengths(part.lengths, align)
+        # In which order is all the same, so where all packs have one length it is that of the numbers.
+        order = part.order if plan.buckets is not None or part.lengths is not None else slice(None)
+        mine = seq_lengths[order] if part.lengths is None else part.lengths
+        needed = padded[order] if part.lengths is None else padded_lengths(part.lengths, align)
         bound = lower_bound(needed, length, cap)
         if strategy == "optimal" and len(part) > bound:  # a better bound takes a second
             bound = linear_bound(needed, length, cap)
         if groups is not None and strategy not in CUTS:  # what shares a pack is one item
-            together = group(needed, groups[part.order], length, None)
+            together = group(needed, groups[order], length, None)
             bound = max(bound, lower_bound(together.tokens, length))
         found.append(
             {

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from padless.packer.config import byte_size
 from padless.packer.errors import InputError
 from padless.packer.exports import EXPORTS, target_of
-from padless.packer.terminal import Json, Plan, Quiet, Split, console, print_json, wrapping
+from padless.packer.terminal import TABLE_WIDTH, Json, Plan, Quiet, Split, console, print_json, wrapping
 from padless.runtime.storage import is_url
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from padless.packer.verify import VerifyReport
 
 
 def report(
@@ -53,7 +59,7 @@ def report(
         if as_json:
             print_json(log)
         else:
-            print_batches(log, wrapping())
+            print_batches(log, wrapping(TABLE_WIDTH))
         return
     if not folders:
         raise InputError("missing: DIR. Usage: pack-dataset report DIR [DIR2], or report --batches FILE")
@@ -83,9 +89,9 @@ def report(
     elif html is not None:
         print(f"written to {html}")
     elif len(found) == 1:
-        print_report(found[0], wrapping())
+        print_report(found[0], wrapping(TABLE_WIDTH))
     else:
-        print_comparison(found, wrapping())
+        print_comparison(found, wrapping(TABLE_WIDTH))
 
 
 def inspect(
@@ -145,7 +151,7 @@ def inspect(
 
 
 def verify(
-    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or one of splits, or its URL.")],
     split: Split = None,
     plan: Plan = None,
     model: Annotated[
@@ -173,23 +179,28 @@ def verify(
 
     with progress(quiet=quiet) as tell:
         found = run_verify(folder, split=split, plan=plan, model=model, trainer=trainer, progress=tell)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        out = console()
-        for check in found.checks:
-            out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "bold red", end=" ")
-            out.print(f"{check.name}: {check.detail}" if check.detail else check.name, markup=False)
-        for warning in found.warnings:
-            out.print("warning:", style="yellow", end=" ")
-            out.print(warning, markup=False)
+    with suppress(BrokenPipeError):  # of whoever reads no further; the exit code still tells
+        if as_json:
+            print_json(found.to_json())
+        else:
+            print_checks(found, console())
     return 0 if found.ok else 1
+
+
+def print_checks(found: VerifyReport, out: Console) -> None:
+    """A line a check, then what is worth a look."""
+    for check in found.checks:
+        out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "bold red", end=" ")
+        out.print(f"{check.name}: {check.detail}" if check.detail else check.name, markup=False)
+    for warning in found.warnings:
+        out.print("warning:", style="yellow", end=" ")
+        out.print(warning, markup=False)
 
 
 def export(
     folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
     to: Annotated[str, Option(help=f"{', '.join(EXPORTS)}.")],
-    output: Annotated[str, Option(help="Folder to write.")],
+    output: Annotated[str, Option(help="Folder to write, or its URL.")],
     split: Split = None,
     plan: Plan = None,
     shard_size: Annotated[

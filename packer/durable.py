@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -60,15 +61,13 @@ class DurableFile(WriteOnly):
         self.closed = False
         self._digest = xxhash.xxh3_128()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        self._blocks: list[mmap.mmap] = []
+        self._blocks: list[memoryview] = []
         self._filled = 0
         self._under_way: deque[Future[None]] = deque()
         if direct and _DIRECT:
             try:
                 self._descriptor = os.open(self.path, flags | _DIRECT, 0o666)
-                self._blocks = [
-                    mmap.mmap(-1, BLOCK) for _ in range(BLOCKS)
-                ]  # begin at a page, as they have to
+                self._blocks = _blocks()
                 self._thread = ThreadPoolExecutor(1)
                 return
             except OSError as error:
@@ -110,7 +109,7 @@ class DurableFile(WriteOnly):
     def _send_block(self) -> None:
         """Have what is filled written, and go on with a block that is free, once there is one."""
         block = self._blocks.pop(0)
-        self._under_way.append(self._thread.submit(self._emit, memoryview(block)[: self._filled]))
+        self._under_way.append(self._thread.submit(self._emit, block[: self._filled]))
         self._blocks.append(block)
         self._filled = 0
         if len(self._under_way) == BLOCKS:
@@ -163,6 +162,16 @@ class DurableFile(WriteOnly):
         final = name(checksum)
         os.replace(self.path, os.path.join(self.folder, final))
         return FileInfo(file=final, bytes=self.size, checksum=checksum)
+
+
+def _blocks() -> list[memoryview]:
+    """Blocks that begin at a page, as they have to, in large pages where there are: each costs a fault."""
+    memory = mmap.mmap(-1, BLOCKS * BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    view = memoryview(memory)
+    return [view[start : start + BLOCK] for start in range(0, len(view), BLOCK)]
 
 
 def write_bytes(folder: str, name: str, data: bytes) -> FileInfo:

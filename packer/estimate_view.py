@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HOW = {
-    "all": "all its {records:,} records",
+    "all": "all {records:,} of its records",
     "random": "{records:,} of about {of_records:,} records, drawn at random",
     "part": "{records:,} records drawn at random from its first part (it is read from its start)",
     "first": "the first {records:,} records",
@@ -32,7 +32,7 @@ def print_estimate(found: dict[str, Any], console: Console) -> None:
     if best is not None:
         console.print(
             f"[bold green]{1 - best['utilization']:.1%}[/]{plus_minus(best['utilization_error'])} of a pack "
-            f"of {best['max_length']:,} ({best['strategy']})"
+            f"of {best['max_length']:,} ({best['strategy']}) would be empty"
         )
     for source in found["sources"]:
         how = HOW[source["how"]].format(**source)

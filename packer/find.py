@@ -66,8 +66,11 @@ def _sequence_of(reader: PackedReader, row: int, source: str | None) -> int:
     numbers = [number for number, name in enumerate(names) if source is None or name.endswith(source)]
     if len(numbers) != 1:
         listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        which = "no source" if not numbers else f"{len(numbers)} sources"
-        raise InputError(f"{which} of that name; give --source with the end of one of: {listed}")
+        if source is None:
+            which = f"there are {len(numbers)} sources with a row {row}:"
+        else:
+            which = f"{len(numbers) or 'no'} sources end in {source!r}:"
+        raise InputError(f"{which} give --source with the end of one of: {listed}")
     table = reader.sequence_columns("source", "row")
     found = np.flatnonzero((table["source"] == numbers[0]) & (table["row"] == row))
     if not len(found):
@@ -92,5 +95,7 @@ def _with_words(reader: PackedReader, words: str, first: int, searched: Callable
         if any(words in decoded for decoded in tokenizer.decode_batch(sequences, skip_special_tokens=False)):
             return number
         searched(1)
-    since = f"from pack {first} on" if first else "in any pack"
-    raise InputError(f"{words!r} is not {since}: words are looked for as they are written, within a sequence")
+    since = f" from {first} on" if first else ""
+    raise InputError(
+        f"{words!r} is in no pack{since}: words are looked for as they are written, within a sequence"
+    )

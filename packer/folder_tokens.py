@@ -166,14 +166,16 @@ def _binary(parts: list[tuple[NDArray[Any], NDArray[np.int32]]]) -> pa.Array:
     import pyarrow as pa
 
     base = _address(parts[0][0])
-    pieces: list[NDArray[np.int64]] = []
+    # In place: with its parts beside it, it would be the most memory that a repack takes.
+    offsets = np.empty(sum(len(lengths) + 1 for _, lengths in parts), dtype=np.int64)
+    filled = 0
     for values, lengths in parts:
-        ends = np.zeros(len(lengths) + 1, dtype=np.int64)
+        ends = offsets[filled : filled + len(lengths) + 1]
+        ends[0] = 0
         np.cumsum(lengths, out=ends[1:])
         ends *= values[:0].itemsize * int(np.prod(values.shape[1:]))
         ends += _address(values) - base
-        pieces.append(ends)
-    offsets = np.concatenate(pieces)
+        filled += len(ends)
     data = pa.foreign_buffer(base, int(offsets[-1]), base=[values for values, _ in parts])
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padless.packer.errors import InputError
+from padless.packer.meanings import counted
 from padless.runtime.format import IGNORE_INDEX, PadlessError, length_of_pack
 from padless.runtime.reader import Pack, PackedReader
 
@@ -103,23 +104,24 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
 
     console.print(
         Text(
-            f"pack {pack['pack']} of {pack['packs']}: {len(pack['sequences'])} sequences, "
-            f"{pack['num_tokens']} of {pack['max_length']} tokens, {pack['num_targets']} trained"
+            f"pack {pack['pack']} of {pack['packs']}: {counted(len(pack['sequences']), 'sequence')}, "
+            f"{pack['num_tokens']:,} of {pack['max_length']:,} tokens, {pack['num_targets']:,} trained"
         )
     )
     special = ("special token", _SPECIAL.strip())
     console.print(Text.assemble(("trained", _TRAINED), "  ", ("masked", _MASKED), "  ", special))
     for sequence in pack["sequences"]:
-        end = sequence["offset"] + sequence["length"]
+        last = sequence["offset"] + sequence["length"] - 1
         part = f" part {sequence['part']}" if sequence["part"] else ""
         part += f" from its token {sequence['start']}" if sequence["start"] else ""
         status = "" if sequence["status"] == "whole" else f" ({sequence['status']})"
         title = (
             f"{visible(sequence['source'])} row {sequence['row']}{part}{status}, "
-            f"tokens {sequence['offset']}-{end}, {sequence['num_targets']} trained"
+            f"sequence {sequence['sequence_id']}, tokens {sequence['offset']:,} to {last:,}, "
+            f"{sequence['num_targets']:,} trained"
             + "".join(f", {name} {value}" for name, value in sequence["extras"].items())
         )
-        console.print(Rule(Text(title), align="left"))
+        console.print(Rule(Text(title), align="left", style="dim"))
         body = Text()
         for run in sequence["segments"]:
             style = _TRAINED if run["trained"] else _MASKED

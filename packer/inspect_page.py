@@ -10,6 +10,7 @@ from typing import Any
 
 from padless.packer.charts import key, strip
 from padless.packer.inspect import pieces
+from padless.packer.meanings import counted
 from padless.packer.page import page, text
 
 _CHARACTERS = 400_000
@@ -44,7 +45,7 @@ def _pack(pack: dict[str, Any], each: int, most: int) -> str:
     name = f"pack-{pack['pack']}"
     found = [
         f'<section aria-labelledby="{name}"><h2 id="{name}">Pack {pack["pack"]:,}</h2>'
-        f'<p class="meaning">{len(pack["sequences"]):,} sequences, {label}</p>',
+        f'<p class="meaning">{counted(len(pack["sequences"]), "sequence")}, {label}</p>',
         strip([("now", trained), ("third", pack["num_tokens"] / whole - trained)], label),
     ]
     for sequence in pack["sequences"]:

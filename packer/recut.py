@@ -7,7 +7,8 @@ no folder, nor are the ends of a chat's turns), the change is refused with the r
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ def recut(piece: Piece, policy: Policy, excluded: NDArray[np.bool_] | None = Non
     InputError where a fresh build's lines cannot be known, or a record is too long.
     """
     lines = piece.lines
-    if excluded is None and _are_settled(lines, policy.max_length):
+    if excluded is None and are_settled(lines, policy.max_length):
         return _unchanged(piece)
     records = records_of(lines)
     at = records.first[:-1]
@@ -76,12 +77,16 @@ def _unchanged(piece: Piece) -> Recut:
     return Recut(piece, None, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
-def _are_settled(lines: NDArray[np.void], max_length: int) -> bool:
-    """Whether every record is one whole sequence of at most that length, or none whatever the length."""
-    for start in range(0, len(lines), LINES_PER_GROUP):
-        mine = lines[start : start + LINES_PER_GROUP]
-        whole = (mine["status"] == WHOLE) & (mine["part"] == 0) & (mine["length"] <= max_length)
-        if not (whole | (mine["status"] == DROPPED) & (mine["reason"] != TOO_LONG)).all():
+def are_settled(lines: NDArray[np.void] | Mapping[str, NDArray[Any]], max_length: int) -> bool:
+    """Whether every record is one whole sequence of at most that length, or none whatever the length.
+
+    `lines` of type LINE, or its columns.
+    """
+    columns = [lines[name] for name in ("status", "part", "length", "reason")]
+    for start in range(0, len(columns[0]), LINES_PER_GROUP):
+        status, part, length, reason = (column[start : start + LINES_PER_GROUP] for column in columns)
+        whole = (status == WHOLE) & (part == 0) & (length <= max_length)
+        if not (whole | (status == DROPPED) & (reason != TOO_LONG)).all():
             return False
     return True
 

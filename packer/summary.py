@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from padless.packer.advice import flash_warning
+from padless.packer.meanings import counted
 from padless.packer.report_view import in_words
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _of_manifest(manifest: Manifest) -> dict[str, Any]:
 
 def packs_of(buckets: Sequence[Bucket]) -> str:
     """How many packs of which length, in words."""
-    return in_words([f"{bucket.packs:,} packs of {bucket.max_length:,}" for bucket in buckets])
+    return in_words([f"{counted(bucket.packs, 'pack')} of {bucket.max_length:,}" for bucket in buckets])
 
 
 def print_summary(result: BuildResult, console: Console) -> None:
@@ -97,7 +98,7 @@ def print_summary(result: BuildResult, console: Console) -> None:
         _line(console, f"{source}: {name}{told_by}")
     if len(result.formats) > 10:
         _line(console, f"... and {len(result.formats) - 10:,} more sources")
-    records = f"{facts['records']:,} records: {facts['kept_records']:,} kept"
+    records = f"{counted(facts['records'], 'record')}: {facts['kept_records']:,} kept"
     for name, word in (("truncated_records", "truncated"), ("split_records", "split")):
         if facts[name]:
             records += f" ({facts[name]:,} {word})"
@@ -108,13 +109,13 @@ def print_summary(result: BuildResult, console: Console) -> None:
     if facts["empty_replies"]:
         _line(
             console,
-            f"{facts['empty_replies']:,} of them have an empty reply (--on-empty-reply drop leaves them out)",
+            f"{facts['empty_replies']:,} of them with an empty reply (--on-empty-reply drop leaves them out)",
         )
     if facts["replaced_surrogates"]:
         _line(console, f"{facts['replaced_surrogates']:,} lone surrogates became U+FFFD")
     share = facts["trained_tokens"] / facts["tokens"] if facts["tokens"] else 0.0
     cut = f", {facts['cut_tokens']:,} cut" if facts["cut_tokens"] else ""
-    _line(console, f"{facts['tokens']:,} tokens, {share:.1%} of them trained{cut}")
+    _line(console, f"{counted(facts['tokens'], 'token')}, {share:.1%} of them trained{cut}")
     for name, manifest in result.manifests.items():
         part = _of_manifest(manifest)
         _line(

@@ -5,7 +5,7 @@ Lines pass by in pieces, so that none but the places stay in memory: six or eigh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,15 @@ class Piece(NamedTuple):
     """Of type LINE; its own `record` is not looked at."""
 
 
+class ColumnPiece(NamedTuple):
+    """The same with an array for each column of `lines`, by their names in LINE."""
+
+    record: NDArray[np.int64]
+    row: NDArray[np.int64]
+    source: NDArray[np.int32]
+    lines: Mapping[str, NDArray[Any]]
+
+
 class Places:
     """Where each sequence stands: its pack, and its first token within the pack."""
 
@@ -62,7 +71,9 @@ class Places:
             self.offset[sequences] = starts - np.repeat(starts[offsets[:-1] - offsets[0]], per_pack)
 
 
-def write_table(folder: str, pieces: Iterator[Piece], total: int, places: Places) -> tuple[TableInfo, ...]:
+def write_table(
+    folder: str, pieces: Iterator[Piece | ColumnPiece], total: int, places: Places
+) -> tuple[TableInfo, ...]:
     """Write the sequence table of a split, `total` lines in pieces of any size.
 
     One file, or several above 50 M lines.
@@ -89,53 +100,55 @@ def write_table(folder: str, pieces: Iterator[Piece], total: int, places: Places
     return tuple(infos)
 
 
-def _columns(pieces: Iterator[Piece], places: Places) -> Iterator[list[pa.Array]]:
+def _columns(pieces: Iterator[Piece | ColumnPiece], places: Places) -> Iterator[list[pa.Array]]:
     """The table's columns, a group of lines at a time; groups never cross LINES_PER_FILE."""
     statuses, reasons = strings(STATUSES), strings(REASONS)
-    held: list[NDArray[np.void]] = []
-    facts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]] = []
+    names = ("part", "status", "reason", "start", "length", "targets", "cut")
+    held: list[list[NDArray[Any]]] = []
     sequence = written = 0
 
     def emit() -> list[pa.Array]:
         nonlocal sequence, written
-        lines = np.concatenate(held)
-        record, row, source = (np.concatenate(column) for column in zip(*facts, strict=True))
+        together = held[0] if len(held) == 1 else [np.concatenate(one) for one in zip(*held, strict=True)]
         held.clear()
-        facts.clear()
-        kept = lines["length"] > 0
-        count = int(kept.sum())
-        pack = np.zeros(len(lines), dtype=np.int64)
-        offset = np.zeros(len(lines), dtype=np.int32)
-        pack[kept] = places.pack[sequence : sequence + count]
-        offset[kept] = places.offset[sequence : sequence + count]
-        sequence += count
-        written += len(lines)
+        record, row, source, part, status, reason, start, length, targets, cut = together
+        kept = length > 0
+        here = slice(sequence, sequence + int(kept.sum()))
+        sequence = here.stop
+        if here.stop - here.start == len(kept):
+            valid = None
+            pack, offset = places.pack[here].astype(np.int64), places.offset[here].astype(np.int32)
+        else:
+            valid = kept
+            pack, offset = np.zeros(len(kept), dtype=np.int64), np.zeros(len(kept), dtype=np.int32)
+            pack[kept], offset[kept] = places.pack[here], places.offset[here]
+        written += len(kept)
         return [
             _array(record),
             _array(source),
             _array(row),
-            _array(lines["part"]),
-            statuses.take(_array(lines["status"])),
-            reasons.take(_array(lines["reason"], lines["status"] != WHOLE)),
-            _array(lines["start"]),
-            _array(lines["length"]),
-            _array(lines["targets"]),
-            _array(lines["cut"]),
-            _array(pack, kept),
-            _array(offset, kept),
+            _array(part),
+            statuses.take(_array(status)),
+            reasons.take(_array(reason, status != WHOLE)),
+            _array(start),
+            _array(length),
+            _array(targets),
+            _array(cut),
+            _array(pack, valid),
+            _array(offset, valid),
         ]
 
     waiting = 0
     for whole in pieces:
         start = 0
-        while start < len(whole.lines):
+        while start < len(whole.record):
             room = min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE) - waiting
             part = slice(start, start + room)
-            piece = whole.lines[part]
-            start += len(piece)
-            waiting += len(piece)
-            held.append(piece)
-            facts.append((whole.record[part], whole.row[part], whole.source[part]))
+            columns: list[NDArray[Any]]
+            columns = [whole.record, whole.row, whole.source, *(whole.lines[name] for name in names)]
+            held.append([column[part] for column in columns])
+            start += len(held[-1][0])
+            waiting += len(held[-1][0])
             if waiting == min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE):
                 yield emit()
                 waiting = 0

@@ -1,5 +1,8 @@
 """`pack-dataset repack` of a folder to another length, beside what copying the folder takes.
 
+`moved` is what no repack goes below: a process that does nothing but compare the shards with their checksums
+and write the same bytes in their order, hashed anew, past the page cache and onto the disk as repack does.
+
 Whole processes, in interleaved pairs, since a disk's speed moves from minute to minute. `cp` is timed with
 and without waiting for the disk: repack's files are on the disk when it ends, cp's are not. A machine that
 gives freed memory back to its host pays for touching it again, so each arm begins after `--rest` seconds; the
@@ -17,10 +20,14 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import xxhash
 from bench_results import Results
 
+from padless.packer.durable import BLOCK, DurableFile
 from padless.runtime.format import read_manifest
 
 
@@ -34,6 +41,24 @@ def timed(command: list[str]) -> tuple[float, float]:
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def move(folder: Path, output: Path, workers: int) -> None:
+    """Write the shards of a folder again as they are; both their old and their new bytes are hashed."""
+    output.mkdir()
+
+    def one(name: str) -> None:
+        data = np.memmap(folder / name, dtype=np.uint8, mode="r")
+        digest = xxhash.xxh3_128()
+        with DurableFile(str(output), name, direct=True) as file:
+            for start in range(0, len(data), BLOCK):
+                digest.update(data[start : start + BLOCK])
+                file.write(data[start : start + BLOCK])
+            info = file.commit(lambda checksum: name)
+        assert info.checksum == f"xxh3:{digest.hexdigest()}"
+
+    with ThreadPoolExecutor(workers + 1) as pool:  # as many as repack has
+        list(pool.map(one, [shard.file for shard in read_manifest(folder).shards]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -44,7 +69,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="An empty folder on the same disk.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rest", type=float, default=5.0, help="Seconds before each arm.")
+    parser.add_argument("--move", action="store_true", help="Only move the shards, into WORK/output.")
     arguments = parser.parse_args()
+    if arguments.move:
+        move(arguments.folder, arguments.work / "output", arguments.workers)
+        return
     here = Path(__file__).parent
     results = Results(bench="repack", path=here / "results" / "bench_repack.jsonl")
     manifest = read_manifest(arguments.folder)
@@ -56,6 +85,7 @@ def main() -> None:
     copy = ["cp", "-r", str(arguments.folder), str(output)]
     arms = {
         "repack": [*repack, "--output", str(output)],
+        "moved": [sys.executable, __file__, *sys.argv[1:], "--move"],
         "cp": copy,
         "cp, on the disk": ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', *copy[2:]],
     }

@@ -29,14 +29,14 @@ from building import (
 )
 
 from padless.packer import PackConfig
-from padless.packer.commands import app
+from padless.packer.commands import make_app
 from padless.packer.formats import FORMATS
 from padless.packer.options import FIELD_OF_OPTION
 from padless.packer.strategies import STRATEGIES
 from padless.packer.verify import verify
 from padless.runtime.reader import PackedReader
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
 BUILD_OPTIONS = """
     --tokenizer --max-length --output --format --column --split --subset --revision --text-by --limit
     --weight --max-records --max-tokens --mix-by --mix-target --max-repeats
@@ -144,6 +144,16 @@ def test_help_names_the_choices() -> None:
     text = " ".join(pack("build", "--help").out.split())
     for name in (*FORMATS, *STRATEGIES):
         assert name in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_prepared_alone_as_among_all(command: str) -> None:
+    alone: Any = typer.main.get_command(make_app(command))
+    assert list(alone.commands) == [command]
+    alone_options, options = (
+        [parameter.opts for parameter in made.params] for made in (alone.commands[command], COMMANDS[command])
+    )
+    assert alone_options == options
 
 
 def test_without_arguments_there_is_help() -> None:

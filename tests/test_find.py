@@ -65,11 +65,11 @@ def test_a_plan_is_searched_by_its_own_packs(packed: Path) -> None:
         (("--source", "a.jsonl"), "give --row too"),
         (("--sequence", 10**6), "there is no sequence 1000000"),
         (("--sequence", -1), "there is no sequence -1"),
-        (("--row", 3), "2 sources of that name; give --source"),
-        (("--row", 3, "--source", "c.jsonl"), "no source of that name"),
+        (("--row", 3), "there are 2 sources with a row 3: give --source"),
+        (("--row", 3, "--source", "c.jsonl"), "no sources end in 'c.jsonl'"),
         (("--row", 1, "--source", "b.jsonl"), "is in no pack: its record was dropped (too-long)"),
         (("--row", 999, "--source", "b.jsonl"), "has no row 999"),
-        (("--text", "words that nobody wrote"), "is not in any pack"),
+        (("--text", "words that nobody wrote"), "is in no pack"),
         (("--text", ""), "--text is empty"),
         (("--text", "x", "--row", 1), "give one of --sequence, --row and --text"),
     ],
@@ -86,7 +86,7 @@ def test_words_of_a_pipe_lead_through_the_packs(packed: Path, monkeypatch: pytes
     assert run.code == 0, run.err
     assert re.findall(r"pack (\d+) of \d+: ", run.out) == ["0", "1", "0", "3"]
     assert run.out.count("there are packs 0 to") == 2
-    assert "'nobody wrote' is not from pack 4 on" in run.out
+    assert "'nobody wrote' is in no pack from 4 on" in run.out
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert pack("inspect", packed, "--browse").code == 0  # the input ends
 
@@ -121,7 +121,7 @@ def test_keys_act_at_once_in_a_terminal_and_leave_it_as_it_was(packed: Path) -> 
             (b"\x1b[C", b"pack 1 of"),
             (b"3\n", b"pack 3 of"),
             (b"0\n", b"pack 0 of"),
-            (b"/nobody wrote\n", b"is not from pack 1 on"),
+            (b"/nobody wrote\n", b"is in no pack from 1 on"),
             (b"/<|im_end|>\n", b"pack 1 of"),
             ("é".encode(), b"n next, p previous"),
         ):

@@ -115,8 +115,8 @@ def test_boundaries_origin_and_specials_are_shown(tmp_path: Path) -> None:
     text = shown(describe_pack(packed(tmp_path / "packed", one, one), 1))
     assert "pack 1 of 2: 2 sequences, 22 of 99 tokens, 14 trained" in text
     assert text.count("ask answer<|end|>") == 2
-    assert "source-0.jsonl row 1, tokens 0-11, 7 trained" in text
-    assert "source-0.jsonl row 2, tokens 11-22, 7 trained" in text
+    assert "source-0.jsonl row 1, sequence 1, tokens 0 to 10, 7 trained" in text
+    assert "source-0.jsonl row 2, sequence 2, tokens 11 to 21, 7 trained" in text
 
 
 def test_trained_text_is_coloured(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_tables_of_records(report: dict[str, Any], page: Tables) -> None:
     ]
     assert page.tables.get("Reasons", [[]])[1:] == reasons
     assert page.tables["Longest and oddest"][1:] == [
-        [word.split(" (")[0], *whole(line["length"], line["num_targets"], line["cut"]), line["source"]]
-        + [f"{line['row']:,}", "none" if line["pack"] < 0 else f"{line['pack']:,}"]
+        [word.split(" (")[0], *whole(line["length"] + line["cut"], line["num_targets"], line["cut"])]
+        + [line["source"], f"{line['row']:,}", "none" if line["pack"] < 0 else f"{line['pack']:,}"]
         for key, word in NOTABLE.items()
         for line in report["notable"][key][:3]
     ]
@@ -122,6 +122,35 @@ def test_tables_of_records(report: dict[str, Any], page: Tables) -> None:
         for group in report["duplicates"]["groups"]
     ]
     assert page.tables.get("Duplicates", [[]])[1:] == copies
+
+
+def test_tables_that_only_some_folders_have(report: dict[str, Any]) -> None:
+    """Shares of a mix, and packs of several lengths; the numbers are held to the shards elsewhere."""
+    argument = {
+        "sources": ["a/1.jsonl"],
+        "files": 3,
+        "weight": 0.5,
+        "asked": 1 / 3,
+        "amount": 1234,
+        "share": 0.31,
+    }
+    capped = {**argument, "sources": ["b"], "files": 1, "weight": None, "asked": None}
+    mix = {"by": "trained", "target": 9, "max_repeats": 2, "arguments": [argument, capped]}
+    short = {"max_length": 7, "packs": 1500, "sequences": 2000, "tokens": 10, "utilization": 0.123}
+    undrawn = {"records": report["records"] | {"dropped": 12}, "dropped_by_reason": {"not-drawn": 10}}
+    buckets = {"buckets": [short, *report["buckets"]]}
+    page = Tables(report_page(report | {"mix": mix} | undrawn | buckets))
+    assert page.tables["Shares of the mix"] == [
+        ["source", "weight", "asked", "given", "as a bar", "trained tokens"],
+        ["a/1.jsonl and 2 more", "0.5", "33.3%", "31.0%", "", "1,234"],
+        ["b", "none", "", "31.0%", "", "1,234"],
+    ]
+    rows = [[*whole(x["max_length"], x["packs"], x["sequences"])] for x in buckets["buckets"]]
+    fill = [percent(one["utilization"], 2) for one in buckets["buckets"]]
+    assert page.tables["Packs by their length"][1:] == [
+        [*row, share] for row, share in zip(rows, fill, strict=True)
+    ]
+    assert "2 of them dropped, 10 not drawn" in page.facts
 
 
 def test_facts_headline_and_legends(report: dict[str, Any], page: Tables) -> None:
@@ -141,6 +170,8 @@ def test_facts_headline_and_legends(report: dict[str, Any], page: Tables) -> Non
         digits, _, unit = facts[name][0].partition(" ")
         scale = {"": 1, "k": 10**3, "M": 10**6}[unit]
         assert float(digits) * scale == pytest.approx(number, rel=0.005)
+    full, loose = report["pack_utilization"]["full"], sum(report["pack_utilization"]["packs"][:-1])
+    be = {True: "is", False: "are"}
     for words in (
         f"{report['sequences']:,} sequences in {report['packs']:,} packs of {report['max_length']:,} tokens",
         f"{percent(report['utilization'])} of a batch is tokens, where it was "
@@ -148,8 +179,8 @@ def test_facts_headline_and_legends(report: dict[str, Any], page: Tables) -> Non
         f"{gain['linear']:.2f} times fewer places for tokens and {gain['quadratic']:.2f} times fewer pairs",
         f"{gain['total']:.2f} times fewer FLOPs",
         f"{percent(gain['attention_share'])} is attention",
-        f"{report['pack_utilization']['full']:,} of {report['packs']:,} packs are full to the last token, "
-        f"{sum(report['pack_utilization']['packs'][:-1]):,} are 95 % full or less",
+        f"{full:,} of {report['packs']:,} packs {be[full == 1]} full to the last token, "
+        f"{loose:,} {be[loose == 1]} 95 % full or less",
         *(f"{fate} {fates[fate]:,}" for fate in ("trained", "masked", "cut")),
         f"median {report['sequence_lengths']['median']:,}",
         *report["warnings"],

@@ -125,6 +125,16 @@ def test_texts_are_joined_before_they_are_cut_again(
     assert_like_fresh(tmp_path, texts, before, now, TEXT)
 
 
+def test_a_table_of_many_groups_is_counted_once(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only a later group shows that records change, and it is read from its start again."""
+    monkeypatch.setattr("padless.packer.repack_tables.LINES_PER_GROUP", 7)
+    assert_like_fresh(tmp_path / "same", DEMO, (), ("--max-length", 2048))
+    cut = ("--overflow", "split", "--max-length", 400)
+    assert_like_fresh(tmp_path / "joined", texts, cut, ("--max-length", 4096), TEXT)
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +114,23 @@ def test_the_gain_comes_first_and_eighty_columns_are_enough(packed: Path) -> Non
     assert "…" not in text
 
 
+def test_a_narrow_terminal_loses_no_digits(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = pack("report", packed).out
+    monkeypatch.setenv("COLUMNS", "40")
+    assert pack("report", packed).out == wide and "…" not in wide
+
+
+def test_output_that_nobody_reads_is_no_failed_check(packed: Path) -> None:
+    edit_manifest(packed, lambda content: content["statistics"].update(tokens=1))  # which verify sees
+    for command, code in (("report", 0), ("verify", 1)):
+        read, write = os.pipe()
+        os.close(read)  # as `| head` does, only sooner
+        words = [sys.executable, "-m", "padless.packer.cli", command, str(packed)]
+        run = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, timeout=300, check=False)
+        os.close(write)
+        assert (run.returncode, run.stderr) == (code, b"")
+
+
 def test_names_of_sources_are_no_markup(packed: Path) -> None:
     edit_manifest(packed, lambda content: content["sources"][1].update(path="[red]x[/].jsonl"))
     text = shown(build_report(packed))
@@ -137,6 +157,18 @@ def test_loose_packs_are_warned_of_unless_they_were_asked_for(packed: Path) -> N
     assert any("83.3% full" in warning for warning in build_report(packed)["warnings"])
     edit_manifest(packed, lambda content: content["options"].update(strategy="none"))
     assert build_report(packed)["warnings"] == []
+
+
+def test_advice_names_what_would_fill_the_packs(tmp_path: Path) -> None:
+    """One short sequence in a long pack asks for a shorter pack, and there is nothing to balance."""
+    write_folder(tmp_path / "one", Folder(packs=[count_up(3)], max_length=16))
+    (advice,) = build_report(tmp_path / "one")["warnings"]
+    assert advice.startswith("the packs are 18.8% full; with --max-length 8 --strategy ")
+    assert advice.endswith("they would be 37.5% full")
+    write_folder(tmp_path / "two", Folder(packs=[count_up(8), count_up(2)], max_length=10))
+    fewer, waiting = build_report(tmp_path / "two")["warnings"]
+    assert "would make 1 pack of the same sequences, 50.0% fewer" in fewer
+    assert "2 ranks would wait" in waiting and "balance=" not in waiting
 
 
 def test_a_full_folder_has_no_warnings(tmp_path: Path) -> None:

@@ -11,19 +11,18 @@ behind each other, in whole steps: so each rank gets its own, as many as the oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from padless.runtime.batch import Pack
 from padless.runtime.bucket_order import BucketOrder
-from padless.runtime.errors import StreamError
-from padless.runtime.order import Numbers, Position, StepOrder, attention_costs
+from padless.runtime.errors import StateError, StreamError
+from padless.runtime.order import Position
 from padless.runtime.reader import PackedReader
-from padless.runtime.shard_order import ShardShuffle
+from padless.runtime.steps import shuffle_of, step_order
+from padless.runtime.stream_state import StreamState, data_identity
 
 
 class PackedDataset(Dataset[Pack]):
@@ -73,7 +72,8 @@ class PackedDataset(Dataset[Pack]):
 class PackBatchSampler(Sampler[list[int]]):
     """The batches of all ranks, step after step, for loaders that split batches over ranks.
 
-    Each pass is one epoch and moves to the next; packs that do not fill a step are left out.
+    Each pass is one epoch and moves to the next; packs that do not fill a step are left out. A pass that
+    was broken off begins anew. StatefulDataLoader keeps states of it that go on anywhere.
     """
 
     # What accelerate asks a batch sampler: nothing is incomplete here, so nothing is filled up.
@@ -93,16 +93,22 @@ class PackBatchSampler(Sampler[list[int]]):
         """Order the packs of a data set; arguments as of PackedStream. Raises StreamError."""
         self.batch_size = packs_per_batch
         self.world_size = world_size
-        self.epoch = 0
-        self._order = step_order(
-            dataset.reader,
-            packs_per_batch=packs_per_batch,
-            tokens_per_batch=tokens_per_batch,
-            world_size=world_size,
+        self._steps: dict[str, Any] = {
+            "packs_per_batch": packs_per_batch,
+            "tokens_per_batch": tokens_per_batch,
+        }
+        self._steps |= {"world_size": world_size, "balance": balance}
+        self._order = step_order(dataset.reader, seed=seed, shuffle=shuffle, **self._steps)
+        self._state = StreamState(
+            data=data_identity(dataset.reader.manifest, dataset.reader.plan),
             seed=seed,
-            shuffle=shuffle,
-            balance=balance,
+            shuffle=shuffle_of(dataset.reader, shuffle),
+            position=Position(epoch=0),
         )
+        self._start = Position(epoch=0), 0
+        """Where the next pass begins: behind whole steps, and behind the batches of so many ranks."""
+        self._reached: tuple[Position, int] | None = None
+        """Where the pass stands that is under way."""
         if not len(self):
             raise StreamError(
                 f"{len(dataset)} packs fill no step of {world_size} ranks with {packs_per_batch} packs each; "
@@ -113,109 +119,61 @@ class PackBatchSampler(Sampler[list[int]]):
         """Batches of an epoch over all ranks."""
         return self._order.num_steps(Position(epoch=0), False) * self.world_size
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass that is under way, or else of the next one."""
+        return self._start[0].epoch
+
     def __iter__(self) -> Iterator[list[int]]:
-        for step in self._order.whole_steps(Position(epoch=self.epoch)):
-            yield from (step[rank :: self.world_size].tolist() for rank in range(self.world_size))
-        self.epoch += 1
+        self._reached = None
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
+        position, served = self._start
+        self._start = Position(epoch=position.epoch), 0
+        for window in self._order.windows(position):
+            for start in range(0, len(window.packs) - window.step + 1, window.step):
+                step = window.packs[start : start + window.step]
+                for rank in range(served, self.world_size):
+                    if rank + 1 == self.world_size:
+                        position, served = window.after(start + window.step), 0
+                    else:
+                        served = rank + 1
+                    self._reached = position, served
+                    yield step[rank :: self.world_size].tolist()
+        self._reached = None
+        self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass."""
-        self.epoch = epoch
+        """Choose the epoch of the next pass. At its own epoch a sampler stays where a state has put it."""
+        if epoch != self.epoch:
+            self._start = Position(epoch=epoch), 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins, by what was taken: loaders that take ahead keep a state a batch."""
+        position, served = self._reached or self._start
+        own = self._state.at(position).to_dict()
+        return own | ({"ranks_served": served, "steps": self._steps} if served else {})
 
-def step_order(
-    reader: PackedReader,
-    *,
-    packs_per_batch: int,
-    world_size: int,
-    seed: int,
-    shuffle: bool | str,
-    balance: str | None,
-    tokens_per_batch: int | None = None,
-    pads: bool = False,
-    checked: bool = True,
-) -> StepOrder | BucketOrder:
-    """The order of a reader's packs in steps of all ranks; raises StreamError for wrong options.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next pass at a state, with any number of ranks and packs a batch.
 
-    `checked`: that every length fills a step is one of them; otherwise an epoch may leave all of one out.
-    """
-    if packs_per_batch < 1:
-        raise StreamError(f"packs_per_batch is {packs_per_batch}; a batch takes at least 1 pack")
-    if world_size < 1:
-        raise StreamError(f"world_size is {world_size}; there is at least 1 rank")
-    if balance not in (None, "attention"):
-        raise StreamError(f"balance is {balance!r}; it is None or 'attention'")
-    if shuffle not in (True, False, "shards"):
-        raise StreamError(f"shuffle is {shuffle!r}; it is True, False or 'shards'")
-    if not 0 <= seed < 2**62:
-        raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
-    whole = StepOrder(
-        num_packs=len(reader),
-        group=packs_per_batch * world_size,
-        seed=seed,
-        shuffle=bool(shuffle),
-        costs=pack_costs(reader) if balance else None,
-        near=_shard_shuffle(reader, seed) if shuffle_of(reader, shuffle) == "shards" else None,
-    )
-    if tokens_per_batch is None:
-        return whole
-    if packs_per_batch != 1:
-        raise StreamError(
-            f"packs_per_batch is {packs_per_batch} and tokens_per_batch {tokens_per_batch}: give one of them"
-        )
-    return _by_length(reader, whole, tokens_per_batch, pads, checked)
-
-
-def _by_length(
-    reader: PackedReader, whole: StepOrder, tokens: int, pads: bool, checked: bool
-) -> StepOrder | BucketOrder:
-    """Steps of packs of one length each, as many as `tokens` a batch and rank have room for."""
-    longest, ranks = reader.buckets[-1].max_length, whole.group
-    if tokens < longest:
-        raise StreamError(
-            f"tokens_per_batch is {tokens:,} and packs hold up to {longest:,}: a batch takes at least 1 "
-            f"pack, give {longest:,} or more"
-        )
-    if len(reader.buckets) == 1:
-        return replace(whole, group=tokens // longest * ranks)
-    if whole.near is not None:
-        raise StreamError(
-            "tokens_per_batch takes packs of one length a batch, and shuffle='shards' (which a URL needs) "
-            "goes by where packs lie: copy the folder, and leave shuffle='shards' out"
-        )
-    orders, first = [], 0
-    for bucket in reader.buckets:
-        mine = slice(first, first + bucket.packs)
-        first += bucket.packs
-        group = tokens // bucket.max_length * ranks
-        if checked and not pads and 0 < bucket.packs < group:
-            raise StreamError(
-                f"{bucket.packs:,} packs of {bucket.max_length:,} tokens fill no step of {ranks:,} ranks "
-                f"with {group // ranks:,} packs each, so they would never be seen: take fewer ranks or "
-                f"tokens, remainder='pad', or pack with --packs-multiple {group:,}"
+        It is a sampler's or a stream's. Raises StateError for one of another data set, seed, shuffle or
+        version, and for one within a step where steps are others now.
+        """
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state is a {type(state).__name__}, not the dict that state_dict() gave")
+        served = state.get("ranks_served", 0)
+        if served and (state.get("steps") != self._steps or served not in range(self.world_size)):
+            raise StateError(
+                f"the state was taken behind the batches of {served} ranks in a step of "
+                f"{state.get('steps')}, steps are of {self._steps} now: go on with those, or load a state "
+                "that was taken behind the last rank's batch"
             )
-        costs = None if whole.costs is None else whole.costs[mine]
-        orders.append(replace(whole, num_packs=bucket.packs, group=group, costs=costs))
-    return BucketOrder(orders=tuple(orders), seed=whole.seed, pads=pads)
-
-
-def shuffle_of(reader: PackedReader, shuffle: bool | str) -> bool | str:
-    """How packs are shuffled: stored ones behind a URL shard by shard; a plan gathers from all shards."""
-    by_shards = reader.remote is not None and reader.plan is None
-    return "shards" if shuffle is True and by_shards else shuffle
-
-
-def _shard_shuffle(reader: PackedReader, seed: int) -> ShardShuffle:
-    if reader.plan is not None:
-        raise StreamError("shuffle='shards' goes by stored packs and plan= by others; give one of them")
-    return ShardShuffle(shard_packs=tuple(shard.packs for shard in reader.manifest.shards), seed=seed)
-
-
-def pack_costs(reader: PackedReader) -> Numbers:
-    """The cost of each pack, from the sequence table: the shards stay untouched."""
-    packs, lengths = reader.pack_sizes()
-    lengths = lengths.astype(np.float64)
-    # Sums of whole numbers below 2**53: exact in doubles.
-    tokens = np.bincount(packs, weights=lengths, minlength=len(reader))
-    squares = np.bincount(packs, weights=lengths * lengths, minlength=len(reader))
-    return attention_costs(tokens.astype(np.int64), squares.astype(np.int64))
+        orders = self._order.orders if isinstance(self._order, BucketOrder) else ()
+        buckets = tuple(order.num_packs for order in orders)
+        whole = {key: value for key, value in state.items() if key != "ranks_served"}
+        position = self._state.load(whole, num_packs=self._order.num_packs, buckets=buckets).position
+        if not self._order.num_steps(position, False):
+            position = Position(epoch=position.epoch + 1)
+        self._start, self._reached = (position, served), None

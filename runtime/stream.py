@@ -26,7 +26,7 @@ from padless.runtime.arrays import to_numpy
 from padless.runtime.batch import Pack
 from padless.runtime.bucket_order import BucketOrder, BucketWindow
 from padless.runtime.collate import collate
-from padless.runtime.dataset import PackedDataset, pack_costs, shuffle_of, step_order
+from padless.runtime.dataset import PackedDataset
 from padless.runtime.errors import StateError, StreamError
 from padless.runtime.gather import Gather
 from padless.runtime.loader_state import find_state, position_after
@@ -40,6 +40,7 @@ from padless.runtime.ranks import (
 )
 from padless.runtime.reader import PackedReader
 from padless.runtime.schema import NONE_IS, OWN_COLUMNS, ColumnInfo, parse_type
+from padless.runtime.steps import pack_costs, shuffle_of, step_order
 from padless.runtime.stream_state import StreamState, data_identity
 from padless.runtime.varlen_batch import VarlenBatch
 

@@ -104,6 +104,11 @@ class StreamState:
                     f"the state was saved with {name}={state.get(name)!r}, this stream has {name}={own!r}; "
                     f"open the stream with {name}={state.get(name)!r}, or start anew"
                 )
+        if state.get("ranks_served"):
+            raise StateError(
+                "the state is a PackBatchSampler's, taken within a step: load one that was taken behind the "
+                "last rank's batch"
+            )
         try:
             epoch = int(state["epoch"])
             position = _position(state, epoch, num_packs)

@@ -3,13 +3,14 @@
     python scripts/bench_stream.py packed-2048 packed-8192 --results scripts/results/stream.jsonl
     python scripts/bench_stream.py packed-10gb --packs-per-batch          # the first batch and memory alone
 
-One process, no workers, packs in random order, whole batches on the CPU. `trl` is
-`load_from_disk` with TRL's padding-free collator, `flattening` the same rows cut into sequences
-with transformers' collator, `memcpy` a copy of as many bytes as a batch has. The first batches of
-all arms are compared before anything is timed. Values are the best of some passes, taken in turns:
-on a shared machine everything else measures the neighbours. The first batch is timed from the end
-of the imports in new processes (the median of some), and there also how much memory that no file
-backs (anonymous) has grown from the first thousand batches to the last ones.
+One process, no workers, packs in random order, whole batches on the CPU. `numpy` is padless where
+numba is not installed, `trl` is `load_from_disk` with TRL's padding-free collator, `flattening` the
+same rows cut into sequences with transformers' collator, `memcpy` a copy of as many bytes as a batch
+has. The first batches of all arms are compared before anything is timed. Values are the best of some
+passes, taken in turns: on a shared machine everything else measures the neighbours. The first batch is
+timed from the end of the imports in new processes (the median of some; the files are in the page cache
+by then), and there also how much memory that no file backs (anonymous) has grown from the first
+thousand batches to the last ones.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorWithFlattening
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+from padless.runtime import gather
+from padless.runtime.gather import NUMPY_BATCHES
 from padless.runtime.stream import PackedStream
 
 PASSES = 5
@@ -57,7 +60,13 @@ if sys.argv[2] == "memory":
     grown += anonymous() if grown else 0
 print(first * 1000, grown)
 """
-TOKENS_A_PASS = {"padless": 60_000_000, "memcpy": 40_000_000, "trl": 1_000_000, "flattening": 1_000_000}
+TOKENS_A_PASS = {
+    "padless": 60_000_000,
+    "numpy": 60_000_000,
+    "memcpy": 40_000_000,
+    "trl": 1_000_000,
+    "flattening": 1_000_000,
+}
 
 
 class Sequences(torch.utils.data.Dataset[list[dict[str, list[int]]]]):
@@ -87,7 +96,9 @@ def order_of(stream: PackedStream, packs: int) -> list[int]:
 
 def batches_of(arm: str, folder: Path, packs_per_batch: int, order: list[int]) -> Iterable[Any]:
     """An epoch of one arm, its packs in the given order."""
-    if arm == "padless":
+    if arm in ("padless", "numpy"):
+        # Asked with every batch until there were so many.
+        gather.NUMPY_BATCHES = NUMPY_BATCHES if arm == "padless" else sys.maxsize
         return PackedStream(folder, packs_per_batch=packs_per_batch, rank=0, world_size=1)
     if arm == "memcpy":
         return copies(folder, packs_per_batch)
@@ -119,7 +130,7 @@ def copies(folder: Path, packs_per_batch: int) -> Iterator[dict[str, torch.Tenso
 def check_equal(folder: Path, packs_per_batch: int, order: list[int]) -> None:
     """See that the arms' first batches hold the same packs with the same boundaries."""
     ours = next(iter(batches_of("padless", folder, packs_per_batch, order)))
-    for arm in ("trl", "flattening"):
+    for arm in ("numpy", "trl", "flattening"):
         theirs = next(iter(batches_of(arm, folder, packs_per_batch, order)))
         for key in ("input_ids", "labels", "position_ids", "cu_seq_lens_q", "seq_idx"):
             if not torch.equal(ours[key], theirs[key].to(ours[key].dtype)):
@@ -176,7 +187,8 @@ def main() -> None:
                     best[arm] = max(best[arm], tokens_per_second(arm, folder, packs, order))
             for arm, value in best.items():
                 results.add(case, arm, "tokens per second", value, "tokens/s")
-            results.add(case, "padless", "times trl", best["padless"] / best["trl"], "x")
+            for arm in ("padless", "numpy"):
+                results.add(case, arm, "times trl", best[arm] / best["trl"], "x")
 
 
 if __name__ == "__main__":

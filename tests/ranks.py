@@ -5,13 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
-from padless.runtime.errors import StepClockError
+from padless.runtime.collate import collate
+from padless.runtime.dataset import PackBatchSampler, PackedDataset
+from padless.runtime.errors import FormatError, StepClockError
 from padless.runtime.loss import step_targets
 from padless.runtime.reader import PackedReader
 from padless.runtime.step_clock import StepClock
@@ -37,54 +41,112 @@ def run_two(target: Callable[[int, int], tuple[Callable[..., None], tuple[Any, .
         processes.append(context.Process(target=function, args=(*arguments, results), daemon=True))
         processes[-1].start()
     try:
-        return dict(results.get(timeout=120) for _ in processes)
+        return dict(results.get(timeout=600) for _ in processes)
     finally:
         for process in processes:
             process.join(10)
             process.kill()
 
 
-def train_rank(path: Path, rank: int, port: int, seeds: int, results: Any) -> None:
-    """Go through an epoch for each seed in step with the other rank; put what was seen."""
-    address = f"tcp://127.0.0.1:{port}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    seen, targets = [], []
-    for seed in range(seeds):
-        for balance, remainder in ((None, "drop"), ("attention", "pad")):
-            stream = PackedStream(path, packs_per_batch=2, seed=seed, balance=balance, remainder=remainder)
-            for batch in stream:
-                # A rank with one batch less would leave the other one waiting here.
-                targets.append((batch.num_targets, step_targets([batch])))
-                seen.append(numbers(batch))
-    results.put((rank, (seen, targets)))
+def read_through_cache(url: str, results: Any) -> None:
+    """Read every pack of a folder; put their ids."""
+    results.put([pack.input_ids.tolist() for pack in PackedReader(url)])
+
+
+def train_every_way_rank(
+    folders: list[Path], many: Path, out: Path, rank: int, port: int, results: Any
+) -> None:
+    """As one of two ranks open many shards, go through folders in a loop, and the last under trainers.
+
+    Puts for each way what it gave, or the error that ended it. One process for all: to start one and to
+    import its trainers takes longer than everything else.
+    """
+    names: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    torch.distributed.init_process_group("gloo")
+    path = folders[-1]
+    ways: dict[str, Callable[[], Any]] = {
+        "one after another": lambda: _open_in_turn(many),
+        "loop": lambda: [_loop(folder) for folder in folders],
+        "accelerate": lambda: _under_accelerate(path),
+        "trainer": lambda: _under_trainer(path, out / str(rank)),
+        "lightning": lambda: _under_lightning(path, out / str(rank)),
+    }
+    found = {}
+    for name, way in ways.items():
+        try:
+            found[name] = way()
+        except Exception:  # the other ways are still tried
+            found[name] = traceback.format_exc()
+    results.put((rank, found))
     torch.distributed.destroy_process_group()
 
 
-def use_trainer_rank(path: Path, out: Path, rank: int, port: int, results: Any) -> None:
-    """Train an epoch of a tiny model under Trainer as one of two ranks; put the batches it was given."""
-    names = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    os.environ.update({name: str(value) for name, value in names.items()})
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+def _open_in_turn(path: Path) -> tuple[int, list[int] | FormatError]:
+    """Open a folder and take a batch, the second rank before the first one has begun to."""
+    found: tuple[int, list[int] | FormatError] | None = None
+    for turn in (1, 0):
+        if turn == torch.distributed.get_rank():
+            stream = PackedStream(path, shuffle=False)
+            try:
+                found = len(stream), numbers(next(iter(stream)))
+            except FormatError as error:
+                found = len(stream), error
+        torch.distributed.barrier()
+    assert found is not None
+    return found
 
-    from padless.runtime.collate import collate
-    from padless.runtime.dataset import PackedDataset
 
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
-    seen: list[list[int]] = []
+def _loop(path: Path) -> list[tuple[list[list[int]], list[tuple[int, int]]]]:
+    """Of epochs in step with the other rank, by seed and options: the batches, and their targets and all."""
+    epochs = []
+    for seed in range(3):
+        for balance, remainder in ((None, "drop"), ("attention", "pad")):
+            stream = PackedStream(path, packs_per_batch=2, seed=seed, balance=balance, remainder=remainder)
+            batches, targets = [], []
+            for batch in stream:
+                # A rank with one batch less would leave the other one waiting here.
+                targets.append((batch.num_targets, step_targets([batch])))
+                batches.append(numbers(batch))
+            epochs.append((batches, targets))
+    return epochs
 
-    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        seen.append(kwargs["sequence_ids"].tolist())
 
-    model.register_forward_pre_hook(note, with_kwargs=True)
+def _under_accelerate(path: Path) -> list[list[list[int]]]:
+    """Two epochs of a prepared loader with our sampler."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2
+    dataset = PackedDataset(path)
+    sampler = PackBatchSampler(dataset, packs_per_batch=2, world_size=2, balance="attention")
+    loader = accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, collate_fn=collate))
+    return [[numbers(batch) for batch in loader] for _ in range(2)]
+
+
+class _Embedding(torch.nn.Module):
+    """The smallest model that Trainer trains; it keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Embedding(64, 1)
+        self.seen: list[list[int]] = []
+
+    def forward(
+        self, input_ids: torch.Tensor, sequence_ids: torch.Tensor, **_: Any
+    ) -> dict[str, torch.Tensor]:
+        self.seen.append(sequence_ids.tolist())
+        return {"loss": self.layer(input_ids % 64).mean()}
+
+
+def _under_trainer(path: Path, out: Path) -> list[list[int]]:
+    """An epoch under Trainer, which deals the packs of a PackedDataset to the ranks itself."""
+    from transformers import Trainer, TrainingArguments
+
+    model = _Embedding()
     arguments = TrainingArguments(
-        output_dir=str(out / str(rank)),
+        output_dir=str(out),
         per_device_train_batch_size=2,
         num_train_epochs=1,
         dataloader_drop_last=True,
@@ -95,45 +157,15 @@ def use_trainer_rank(path: Path, out: Path, rank: int, port: int, results: Any) 
         disable_tqdm=True,
     )
     Trainer(model=model, args=arguments, train_dataset=PackedDataset(path), data_collator=collate).train()
-    results.put((rank, seen))
+    return model.seen
 
 
-def read_through_cache(url: str, results: Any) -> None:
-    """Read every pack of a folder; put their ids."""
-    results.put([pack.input_ids.tolist() for pack in PackedReader(url)])
-
-
-def _name_rank(rank: int, port: int) -> None:
-    """Set what torchrun sets."""
-    names: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
-    os.environ.update({name: str(value) for name, value in names.items()})
-
-
-def use_accelerate_rank(path: Path, rank: int, port: int, results: Any) -> None:
-    """Two epochs of a prepared loader with our sampler as one of two ranks; put what each saw."""
-    _name_rank(rank, port)
-    from accelerate import Accelerator
-    from torch.utils.data import DataLoader
-
-    from padless.runtime.collate import collate
-    from padless.runtime.dataset import PackBatchSampler, PackedDataset
-
-    accelerator = Accelerator(cpu=True)
-    assert accelerator.num_processes == 2
-    dataset = PackedDataset(path)
-    sampler = PackBatchSampler(dataset, packs_per_batch=2, world_size=2, balance="attention")
-    loader = accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, collate_fn=collate))
-    results.put((rank, [[numbers(batch) for batch in loader] for _ in range(2)]))
-    accelerator.end_training()
-    torch.distributed.destroy_process_group()
-
-
-def use_lightning_rank(path: Path, out: Path, rank: int, port: int, results: Any) -> None:
-    """Two epochs of a stream under Lightning's DDP as one of two ranks; put what each saw."""
-    _name_rank(rank, port)
-    import lightning
-    from torch.utils.data import DataLoader
+def _under_lightning(path: Path, out: Path) -> list[list[list[int]]] | None:
+    """Two epochs of a stream under Lightning's DDP; None where it is not installed."""
+    try:
+        import lightning
+    except ImportError:
+        return None
 
     class Tiny(lightning.LightningModule):
         def __init__(self) -> None:
@@ -146,7 +178,7 @@ def use_lightning_rank(path: Path, out: Path, rank: int, port: int, results: Any
 
         def training_step(self, batch: VarlenBatch) -> torch.Tensor:
             self.seen[-1].append(numbers(batch))
-            return self.layer(batch["input_ids"]).mean()
+            return self.layer(batch["input_ids"] % 64).mean()
 
         def train_dataloader(self) -> DataLoader[VarlenBatch]:
             return DataLoader(PackedStream(path, packs_per_batch=2), batch_size=None)
@@ -167,8 +199,7 @@ def use_lightning_rank(path: Path, out: Path, rank: int, port: int, results: Any
         default_root_dir=out,
     )
     trainer.fit(model)
-    results.put((rank, model.seen))
-    torch.distributed.destroy_process_group()
+    return model.seen
 
 
 def shard_rank(rank: int, port: int) -> None:

@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +100,30 @@ def test_a_tokenizer_that_was_used_is_the_same_tokenizer(tmp_path: Path) -> None
     assert built(DEMO, tmp_path / "out")["was_finished"] is True
 
 
-def test_nothing_of_the_work_stays_behind(tmp_path: Path) -> None:
-    """BR-117: three builds with different lengths leave three folders and no copies between."""
-    many = write_many(tmp_path / "in" / "many.jsonl", 4)
+def bytes_below(folder: Path) -> int:
+    """What the files below a folder take of the disk, in bytes."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_work_takes_no_more_of_the_disk_than_the_packs_and_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BR-117: three builds with different lengths; looked at whenever a file is put into place."""
+    many = write_many(tmp_path / "in" / "many.jsonl", 8)
+    most: list[int] = []
+    replace = os.replace
+
+    def looked_at(source: Any, target: Any) -> None:
+        most.append(bytes_below(tmp_path))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", looked_at)
     for length in (800, 1024, 2048):
+        before = bytes_below(tmp_path)
+        most.clear()
         built(many, tmp_path / str(length), "--max-length", length)
+        assert len(most) > 5
+        assert max(most) - before < 2.1 * bytes_below(tmp_path / str(length))
         assert_verified(tmp_path / str(length))
     assert {path.name for path in tmp_path.iterdir()} == {"in", "800", "1024", "2048"}
 
@@ -120,14 +141,37 @@ def test_packs_without_room_for_padding_are_not_taken_for_those_with(tmp_path: P
 # -- multiprocessing -----------------------------------------------------------------------------------
 
 
-def test_a_pool_starts_in_a_process_that_has_used_threads(tmp_path: Path) -> None:
-    """BR-119: after torch and a tokenizer have had theirs."""
+def test_a_pool_starts_in_a_process_whose_threads_are_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BR-119: torch's threads and a tokenizer's may hold their locks when workers are forked."""
     from tokenizers import Tokenizer
 
-    Tokenizer.from_file(str(TOKENIZER / "tokenizer.json")).encode_batch(["some text"] * 100)
-    torch.ones(256, 256) @ torch.ones(256, 256)
-    with workers_in("processes"):
-        assert built(texts(tmp_path / "in.jsonl", 1000), tmp_path / "out", "--workers", 4)["records"] == 1000
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> int:
+        rounds = 0
+        while not ended.is_set():
+            tokenizer.encode_batch(["some text"] * 100)
+            torch.ones(256, 256) @ torch.ones(256, 256)
+            begun.set()
+            rounds += 1
+        return rounds
+
+    source = texts(tmp_path / "in.jsonl", 1000)
+    with ThreadPoolExecutor(1) as pool:
+        rounds = pool.submit(work)
+        try:
+            begun.wait()
+            with workers_in("processes"):
+                assert built(source, tmp_path / "out", "--workers", 4)["records"] == 1000
+        finally:
+            ended.set()
+        assert rounds.result() > 1
+    built(source, tmp_path / "alone")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "alone")
 
 
 @pytest.mark.parametrize("parallelism", ["true", "false"])

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from padless.runtime.collate import collate
-from padless.runtime.errors import CollateError, FormatError
+from padless.runtime.errors import CollateError
+from padless.runtime.models import prepare_model
 from padless.runtime.reader import PackedReader
 from padless.runtime.static import pad_batch
 from padless.runtime.stream import PackedStream
@@ -180,13 +181,29 @@ def test_one_row_for_two_ranks_is_counted_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("positions", [np.arange(24).reshape(3, 1, 8).tolist(), list(range(5, 13))])
 def test_positions_are_never_asked_where_a_sequence_begins(positions: list[Any]) -> None:
-    """BR-011, BR-012, BR-014: positions of three axes, or from 5 on, are refused; boundaries are stored."""
+    """BR-011, BR-012: positions of three axes, or from 5 on, are refused; boundaries are stored."""
     row = {"input_ids": list(range(8)), "seq_lengths": [8], "sequence_ids": [0]}
     with pytest.raises(CollateError, match="position_ids and nothing says"):
         collate([row | {"position_ids": positions}])
     batch = collate([row])
     assert batch["cu_seq_lens_q"].tolist() == [0, 8]
     assert batch["cu_seq_lens_q"][-1] == batch["input_ids"].shape[1]
+
+
+def test_boundaries_of_a_part_of_a_row_begin_at_nought_wherever_its_positions_do() -> None:
+    """BR-014: the second of two ranks that share a row of 600 tokens has its positions 300 to 599."""
+    rng = np.random.default_rng(0)
+    part = {"input_ids": rng.integers(0, 64, 300).tolist(), "seq_lengths": [300], "sequence_ids": [0]}
+    positions = torch.arange(300, 600)[None]
+    with pytest.raises(CollateError, match="position_ids and nothing says"):
+        collate([part | {"position_ids": positions[0].tolist()}])
+    batch = collate([part])
+    assert batch["cu_seq_lens_q"].tolist() == [0, 300]
+    plain, packed = tiny_llama(), prepare_model(tiny_llama())
+    with torch.no_grad():
+        expected = plain(input_ids=batch["input_ids"], position_ids=positions, use_cache=False).logits
+        found = packed(**batch.model_inputs() | {"position_ids": positions}).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_what_fills_a_batch_up_is_no_sequence_of_the_data() -> None:
@@ -197,15 +214,3 @@ def test_what_fills_a_batch_up_is_no_sequence_of_the_data() -> None:
     assert batch["sequence_ids"].tolist() == [0, -1]
     assert batch.num_targets == int((batch["labels"] != -100).sum()) == 4
     assert batch["cu_seq_lens_q"].tolist() == [0, 5, 8]
-
-
-def test_a_folder_of_a_thousand_shards_opens_while_others_wait(tmp_path: Path) -> None:
-    """BR-135: opening touches no shard's contents and is no rank's work for the others."""
-    path = singles(tmp_path / "packed", 1000, packs_per_shard=1)
-    first = PackedReader(path).manifest.shards[0]
-    (path / first.file).write_bytes(bytes(first.bytes))  # would not be taken for a shard
-    streams = [PackedStream(path, rank=rank, world_size=2, shuffle=False) for rank in range(2)]
-    assert [len(stream) for stream in streams] == [500, 500]
-    assert numbers(next(iter(streams[1]))) == [1]
-    with pytest.raises(FormatError, match=first.file):
-        next(iter(streams[0]))

@@ -203,8 +203,7 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("before", [0, 1, 2])
-@pytest.mark.parametrize("balance", [None, "attention"])
+@pytest.mark.parametrize(("before", "balance"), [(0, None), (1, None), (2, "attention")])
 def test_torchdatas_own_states_go_on_under_other_workers(
     packed: Path, before: int, balance: str | None
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaders import as_worker
 from packed import Folder, count_up, write_folder
-from ranks import numbers, run_two, train_rank, use_accelerate_rank, use_lightning_rank, use_trainer_rank
+from ranks import numbers
 from reference_order import order_of
 from torch.utils.data import DataLoader
 
@@ -239,8 +241,7 @@ def test_loader_workers_give_the_same_batches(packed: Path, start: str, workers:
     assert [numbers(batch) for batch in loader] == [numbers(batch) for batch in stream]
 
 
-@pytest.mark.parametrize("balance", [None, "attention"])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize(("workers", "balance"), [(0, None), (1, "attention"), (2, None)])
 def test_torchdatas_loader_goes_on_where_it_stopped(packed: Path, workers: int, balance: str | None) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
@@ -340,18 +341,27 @@ def test_a_stream_inside_accelerates_shards_or_dispatch_says_what_to_use(packed:
             next(iter(loader))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_stream_dispatched_from_loader_workers_says_what_to_use(packed: Path, start: str) -> None:
+def test_a_stream_dispatched_from_loader_workers_says_what_to_use(packed: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(
         cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(dispatch_batches=True)
     )
     stream = PackedStream(packed, rank=0, world_size=1)
     loader = accelerator.prepare(
-        DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context=start)
+        DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="fork")
     )
     with pytest.raises(StreamError, match="DataLoaderDispatcher"):
         next(iter(loader))
+    # To spawn a worker the stream is pickled, which needs no process to be seen.
+    with pytest.raises(StreamError, match="DataLoaderDispatcher"):
+        pickled_by(type(loader).__name__, stream)
+
+
+def pickled_by(name: str, stream: PackedStream) -> PackedStream:
+    """A copy of a stream, as an object of a class so named makes it."""
+    loader: Any = type(name, (), {"spawned": lambda self: pickle.loads(pickle.dumps(stream))})()
+    copied: PackedStream = loader.spawned()
+    return copied
 
 
 @pytest.mark.parametrize("balance", [None, "attention"])
@@ -393,55 +403,47 @@ def test_balanced_steps_hold_packs_of_like_cost_and_leave_ranks_less_idle(packed
     assert 0 <= balanced < random / 2
 
 
-def test_two_processes_end_in_the_same_number_of_steps(packed: Path) -> None:
-    """BR-026, BR-133, BR-134, BR-137: and both divide by the targets of both."""
-    found = run_two(lambda rank, port: (train_rank, (packed, rank, port, 5)))
-    by_rank = {rank: seen for rank, (seen, _) in found.items()}
-    for mine, theirs in zip(found[0][1], found[1][1], strict=True):
-        assert mine[1] == theirs[1] == max(1, mine[0] + theirs[0]), "both ranks divide by the same targets"
-    assert len(by_rank[0]) == len(by_rank[1]) == 5 * (5 + 6)
-    assert not any(set(mine) & set(theirs) for mine, theirs in zip(by_rank[0], by_rank[1], strict=True))
-
-
-def test_trainer_with_two_processes_sees_every_pack_once(packed: Path, tmp_path: Path) -> None:
-    """BR-137: Trainer deals the packs of a PackedDataset to the ranks; 3 of 23 fill no step."""
-    seen = run_two(lambda rank, port: (use_trainer_rank, (packed, tmp_path, rank, port)))
-    assert len(seen[0]) == len(seen[1]) == PACKS // 4
-    packs = [number for rank in seen.values() for batch in rank for number in batch]
-    assert len(packs) == len(set(packs)) == PACKS // 4 * 4
-
-
-def test_accelerate_with_two_processes_sees_every_pack_once(packed: Path) -> None:
-    """BR-137: in each epoch its own; 3 of 23 packs fill no step."""
-    check_two_epochs(run_two(lambda rank, port: (use_accelerate_rank, (packed, rank, port))))
-
-
-def test_lightning_with_two_processes_sees_every_pack_once(packed: Path, tmp_path: Path) -> None:
-    """BR-137: a stream in a loader is left as it is, and its rank is torch.distributed's."""
-    pytest.importorskip("lightning")
-    check_two_epochs(run_two(lambda rank, port: (use_lightning_rank, (packed, tmp_path, rank, port))))
-
-
-def check_two_epochs(seen: dict[int, list[list[list[int]]]]) -> None:
-    for mine, theirs in zip(seen[0], seen[1], strict=True):
-        assert len(mine) == len(theirs) == PACKS // 4
-        packs = sum(mine + theirs, [])
-        assert len(packs) == len(set(packs)) == PACKS // 4 * 4
-    assert seen[0][0] != seen[0][1]
-
-
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_state_that_only_loader_workers_know_is_refused(packed: Path, start: str) -> None:
     stream = PackedStream(packed, rank=0, world_size=1)
     before = stream.state_dict()
-    loader = DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context=start)
-    iterator = iter(loader)
-    next(iterator)
+    if start == "fork":
+        iterator = iter(DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="fork"))
+        next(iterator)
+        del iterator
+    else:
+        pickled_by("_MultiProcessingDataLoaderIter", stream)
     with pytest.raises(StreamError, match="StatefulDataLoader.*Prefetch"):
         stream.state_dict()
-    del iterator
     stream.set_epoch(1)
     assert stream.state_dict() == before | {"epoch": 1}
+
+
+def test_workers_whose_batches_are_taken_as_they_come_make_each_once(packed: Path) -> None:
+    loader = DataLoader(
+        PackedStream(packed, rank=0, world_size=1),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+        persistent_workers=True,
+        in_order=False,
+    )
+    for _ in range(2):
+        assert sorted(sum((numbers(batch) for batch in loader), [])) == list(range(PACKS))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_persistent_worker_refuses_a_pass_behind_one_that_was_broken_off(
+    packed: Path, workers: int
+) -> None:
+    stream = PackedStream(packed, rank=0, world_size=1)
+    with as_worker(0, workers, stream):
+        first, second = [[numbers(batch) for batch in stream] for _ in range(2)]
+        assert first == [[number] for number in order_of(PACKS, 0, 0)[::workers]]
+        assert second == [[number] for number in order_of(PACKS, 0, 1)[::workers]]
+        next(iter(stream))
+        with pytest.raises(StreamError, match="broken off.*persistent_workers=True"):
+            next(iter(stream))
 
 
 @pytest.mark.parametrize("opening", [PackedStream, PackedDataset])

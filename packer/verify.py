@@ -27,8 +27,10 @@ from padless.runtime.format import (
     FormatError,
     Manifest,
     PadlessError,
+    ShardInfo,
     SplitsManifest,
     check_file,
+    hash_file,
     load_manifest,
     max_lengths,
     open_folder,
@@ -160,7 +162,23 @@ def _files(folder: Path, manifest: Manifest, progress: Report | None) -> str:
     total = sum(file.bytes for file in manifest.files)
     hashed = part_of(progress, "bytes", total)
     for file in manifest.files:
-        check_file(folder / file.file, file.bytes, file.checksum)
+        path, way_out = (
+            folder / file.file,
+            "copy the folder again, or rebuild it with pack-dataset build --force",
+        )
+        blocks = file.block_checksums if isinstance(file, ShardInfo) else None
+        check_file(path, file.bytes, None if blocks else file.checksum)
+        if blocks:
+            found = hash_file(path)
+            require(
+                found.checksum == file.checksum,
+                f"{path} is {found.checksum}, the manifest says {file.checksum}; {way_out}",
+            )
+            require(
+                found.block_checksums == blocks,
+                f"{path} is unchanged, and the manifest's block_checksums of it are those of other bytes: "
+                f"the manifest is damaged, and readers refuse the file; {way_out}",
+            )
         hashed(file.bytes)
     return f"{len(manifest.files)} files, {total:,} bytes, unchanged"
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from packed import Folder, count_up, edit_manifest, write_folder, xxh3
 from torch.utils.data import DataLoader
 
+from padless.packer.kept_shards import KeptShards
 from padless.runtime import blocks as blocks_module
 from padless.runtime import gather as gather_module
 from padless.runtime import manifest as manifest_module
@@ -30,6 +31,7 @@ from padless.runtime.collate import collate
 from padless.runtime.dataset import PackBatchSampler, PackedDataset
 from padless.runtime.format import (
     ChecksumError,
+    Manifest,
     ManifestError,
     read_manifest,
 )
@@ -455,3 +457,27 @@ def test_checksums_do_not_depend_on_how_a_file_is_written(pieces: list[bytes]) -
     blocks = [whole[at : at + SMALL] for at in range(0, len(whole), SMALL)]
     assert hasher.block_checksums == "".join(xxhash.xxh3_64(block).hexdigest() for block in blocks)
     assert hasher.checksum == xxh3(whole)
+
+
+def test_a_shard_that_an_earlier_padless_left_without_is_written_anew(tmp_path: Path, packed: Path) -> None:
+    """Or the finished folder would not be the one that a build in one go gives."""
+    info = read_manifest(packed).shards[0]
+    KeptShards(str(tmp_path), str(packed), "key").add("", 0, info)
+    assert KeptShards(str(tmp_path), str(packed), "key").find("", 0) == info
+    journal = tmp_path / "shards.jsonl"
+    row = json.loads(journal.read_text())
+    del row["shard"]["block_checksums"]
+    journal.write_text(json.dumps(row) + "\n")
+    assert KeptShards(str(tmp_path), str(packed), "key").find("", 0) is None
+
+
+def test_a_manifest_with_block_checksums_comes_back_as_it_was_written(packed: Path) -> None:
+    data = read_manifest(packed).to_json()
+    entry = json.loads(data)["shards"][0]
+    assert entry["block_checksums"] == naive(shard(packed), SMALL)
+    assert f'"block_checksums": "{entry["block_checksums"]}",\n   "bytes"'.encode() in data
+    assert Manifest.from_json(data, "here").to_json() == data
+    plain = replace(
+        read_manifest(packed), shards=(replace(read_manifest(packed).shards[0], block_checksums=None),)
+    )
+    assert b"block_checksums" not in plain.to_json()

@@ -162,25 +162,25 @@ def _files(folder: Path, manifest: Manifest, progress: Report | None) -> str:
     total = sum(file.bytes for file in manifest.files)
     hashed = part_of(progress, "bytes", total)
     for file in manifest.files:
-        path, way_out = (
-            folder / file.file,
-            "copy the folder again, or rebuild it with pack-dataset build --force",
-        )
-        blocks = file.block_checksums if isinstance(file, ShardInfo) else None
-        check_file(path, file.bytes, None if blocks else file.checksum)
-        if blocks:
-            found = hash_file(path)
-            require(
-                found.checksum == file.checksum,
-                f"{path} is {found.checksum}, the manifest says {file.checksum}; {way_out}",
-            )
-            require(
-                found.block_checksums == blocks,
-                f"{path} is unchanged, and the manifest's block_checksums of it are those of other bytes: "
-                f"the manifest is damaged, and readers refuse the file; {way_out}",
-            )
+        if isinstance(file, ShardInfo) and file.block_checksums is not None:
+            _shard(folder / file.file, file)
+        else:
+            check_file(folder / file.file, file.bytes, file.checksum)
         hashed(file.bytes)
     return f"{len(manifest.files)} files, {total:,} bytes, unchanged"
+
+
+def _shard(path: Path, info: ShardInfo) -> None:
+    """A shard is what both kinds of its checksums say, in one pass."""
+    check_file(path, info.bytes)
+    found, way_out = hash_file(path), "copy the folder again or rebuild it with pack-dataset build --force"
+    same = found.checksum == info.checksum
+    require(same, f"{path} is {found.checksum}, the manifest says {info.checksum}; {way_out}")
+    require(
+        found.block_checksums == info.block_checksums,
+        f"{path} is unchanged, and the manifest's block_checksums of it are those of other bytes: "
+        f"the manifest is damaged, and readers refuse the file; {way_out}",
+    )
 
 
 def _datasets_files(folder: Path, manifest: Manifest) -> str:

@@ -6,7 +6,8 @@
 Opening reads the manifest and looks at every shard's size; a shard is mapped at its first touch
 and a record batch is checked at its own, its tokens when packs near them are asked for. Those passes are the
 price of never reading through a bad offset (which would end the process); what comes after are slices of
-the mapped file.
+the mapped file. Where the manifest has checksums of blocks (`blocks.py`), those that are used are compared
+first, and no others are read.
 """
 
 from __future__ import annotations

@@ -94,6 +94,11 @@ class FileCache:
         os.utime(path)
         return opened(path)
 
+    def has(self, size: int, checksum: str) -> bool:
+        """Whether the file of that size and checksum lies here."""
+        path = self.path_of(checksum)
+        return path.exists() and path.stat().st_size == size
+
     def _make_room(self, size: int) -> None:
         """Remove the files used longest ago, until another of `size` bytes fits."""
         files = []

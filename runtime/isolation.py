@@ -122,10 +122,13 @@ def _run(decoder: Decoder, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     except ModelError:
         raise
     except Exception as error:  # whatever transformers and its kernels raise
-        advice = ". A model that computes with its mask itself cannot do without one: train it with padding"
-        raise IsolationError(
-            f"{_name(decoder)} cannot run this batch: {error}{advice if 'cu_seq_lens_q' in inputs else ''}"
-        ) from error
+        reason = str(error).rstrip(".")
+        if "cu_seq_lens_q" in inputs:
+            reason += (
+                ". A model that computes with its mask itself cannot do without one: train it with padding, "
+                "or one sequence at a time (--strategy none, without boundaries)"
+            )
+        raise IsolationError(f"{_name(decoder)} cannot run this batch: {reason}") from error
     finally:
         for handle in handles:
             handle.remove()

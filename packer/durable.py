@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from padless.packer.errors import disk_full
-from padless.runtime.format import FileInfo
+from padless.runtime.format import BlockHasher, FileInfo
 
 BLOCK = 4 * 2**20
 """Bytes that go past the page cache at a time."""
@@ -53,13 +53,11 @@ class DurableFile(WriteOnly):
 
     def __init__(self, folder: str, name: str, *, direct: bool = False) -> None:
         """`direct`: past the page cache, where the file system can."""
-        import xxhash
-
         self.folder = folder
         self.path = os.path.join(folder, f".{name}.tmp")
         self.size = 0
         self.closed = False
-        self._digest = xxhash.xxh3_128()
+        self._hasher = BlockHasher()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self._blocks: list[memoryview] = []
         self._filled = 0
@@ -116,7 +114,7 @@ class DurableFile(WriteOnly):
             self._under_way.popleft().result()
 
     def _emit(self, view: memoryview) -> None:
-        self._digest.update(view)
+        self._hasher.update(view)
         if len(view) < BLOCK:  # what fills no block ends the file and goes through the page cache
             self._use_cache()
         self._put(view)
@@ -146,13 +144,18 @@ class DurableFile(WriteOnly):
     def tell(self) -> int:
         return self.size
 
+    @property
+    def block_checksums(self) -> str:
+        """Those of the committed file's blocks, as a manifest has them of a shard."""
+        return self._hasher.block_checksums
+
     def commit(self, name: Callable[[str], str]) -> FileInfo:
         """Put the complete file in its place, under the name that its checksum gives."""
         if self._filled:
             self._send_block()
         while self._under_way:
             self._under_way.popleft().result()
-        checksum = f"xxh3:{self._digest.hexdigest()}"
+        checksum = self._hasher.checksum
         try:
             os.fsync(self._descriptor)
         except OSError as error:

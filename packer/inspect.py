@@ -17,7 +17,7 @@ import numpy as np
 
 from padless.packer.errors import InputError
 from padless.packer.meanings import counted
-from padless.runtime.format import IGNORE_INDEX, PadlessError, length_of_pack
+from padless.runtime.format import IGNORE_INDEX, PadlessError, check_file, length_of_pack
 from padless.runtime.reader import Pack, PackedReader
 
 if TYPE_CHECKING:
@@ -213,6 +213,8 @@ def folder_tokenizer(reader: PackedReader) -> Tokenizer | None:
     from tokenizers import Tokenizer
 
     def load(path: Path) -> Tokenizer:
+        if reader.remote is None:
+            check_file(path, info.bytes, info.checksum)
         return Tokenizer.from_file(str(path))
 
     try:

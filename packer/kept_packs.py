@@ -103,7 +103,7 @@ class KeptPacks:
 def is_damaged(path: Path) -> bool:
     """Whether a folder says that it is done and is not: no readable manifest, files missing or cut.
 
-    Sizes alone are compared, so that opening stays instant; changed bytes are `verify`'s to find.
+    Sizes alone are compared, so that opening stays instant; changed bytes are the reader's to find.
     """
     if not (path / MANIFEST).exists():
         return False

@@ -46,7 +46,9 @@ class KeptShards:
                     continue
                 told = row["shard"]
                 batches = tuple((int(at), int(packs)) for at, packs in told["batches"])
-                info = ShardInfo(**{**told, "batches": batches})
+                # Without, an earlier padless wrote it, and the manifest would not be a fresh build's.
+                blocks = told["block_checksums"]
+                info = ShardInfo(**{**told, "batches": batches, "block_checksums": blocks})
                 if os.path.exists(os.path.join(self._output, row["split"], info.file)):
                     found[row["split"], row["number"]] = info
         except (OSError, ValueError, KeyError, TypeError):  # nothing there, or nothing of ours

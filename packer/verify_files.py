@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-import xxhash
-
 from padless.runtime.format import (
     MANIFEST,
+    BlockHasher,
     ChecksumError,
     FileInfo,
     FormatError,
@@ -25,6 +24,7 @@ from padless.runtime.format import (
     TruncatedFileError,
     check_bytes,
     check_file,
+    hash_file,
     load_manifest,
     open_folder,
     parse_manifest,
@@ -86,7 +86,18 @@ class LocalFiles:
             raise FormatError(f"{name} cannot be read: {problem}") from None
 
     def check(self, file: AnyFile) -> None:
-        check_file(self.folder / file.file, file.bytes, file.checksum)
+        path = self.folder / file.file
+        if not isinstance(file, ShardInfo) or file.block_checksums is None:
+            check_file(path, file.bytes, file.checksum)
+            return
+        check_file(path, file.bytes)
+        found = hash_file(path)  # both kinds of checksums, in one pass
+        if found.checksum != file.checksum:
+            raise ChecksumError(
+                f"{path} is {found.checksum}, the manifest says {file.checksum}; copy the folder again or "
+                "rebuild it with pack-dataset build --force"
+            )
+        _check_blocks(str(path), file, found)
 
     def check_manifest(self, split: SplitInfo) -> str:
         path = self.folder / split.name / MANIFEST
@@ -120,18 +131,20 @@ class UrlFiles:
         return self._folder.storage.read(name)
 
     def check(self, file: AnyFile) -> None:
-        if not self._folder.has(file):
-            self._folder.fetch(file)
-            return
-        digest, size = xxhash.xxh3_128(), 0
-        for piece in self._folder.storage.pieces(file.file):
-            digest.update(piece)
-            size += len(piece)
         where = f"{self.path}/{file.file}"
+        if not self._folder.has(file):
+            hashed = self._folder.open_file(file, hash_file)
+            _check_blocks(where, file, hashed)
+            return
+        hashed, size = BlockHasher(), 0
+        for piece in self._folder.storage.pieces(file.file):
+            hashed.update(memoryview(piece))
+            size += len(piece)
         if size != file.bytes:
             raise TruncatedFileError(f"{where} has {size} bytes, the manifest says {file.bytes}; {_WAY_OUT}")
-        if (found := f"xxh3:{digest.hexdigest()}") != file.checksum:
+        if (found := hashed.checksum) != file.checksum:
             raise ChecksumError(f"{where} is {found}, the manifest says {file.checksum}; {_WAY_OUT}")
+        _check_blocks(where, file, hashed)
 
     def check_manifest(self, split: SplitInfo) -> str:
         where = f"{self.path}/{split.name}/{MANIFEST}"
@@ -140,6 +153,16 @@ class UrlFiles:
 
     def names(self) -> list[str]:
         return sorted(name for name in self._folder.storage.listing() if "/" not in name)
+
+
+def _check_blocks(where: str, file: AnyFile, hashed: BlockHasher) -> None:
+    """Hold the manifest's block checksums against an unchanged file; raises ChecksumError."""
+    told = file.block_checksums if isinstance(file, ShardInfo) else None
+    if told not in (None, hashed.block_checksums):
+        raise ChecksumError(
+            f"{where} is unchanged, and the manifest's block_checksums of it are those of other bytes: the "
+            f"manifest is damaged, and readers refuse the file; {_WAY_OUT.replace('there ', '')}"
+        )
 
 
 def files_of(path: str | Path) -> Files:

@@ -136,6 +136,7 @@ def write_shard(
         bytes=info.bytes,
         checksum=info.checksum,
         batches=tuple(places),
+        block_checksums=file.block_checksums,
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from padless.runtime.arrays import Array, has_nulls, to_numpy
+from padless.runtime.blocks import MappedShard
 from padless.runtime.format import IGNORE_INDEX, OWN_COLUMNS, BatchError, ColumnInfo
 
 
@@ -53,7 +54,15 @@ _ALL = slice(None)
 class PackBatch:
     """The packs of one record batch. Its rows are handed out once `check` has let them pass."""
 
-    def __init__(self, batch: pa.RecordBatch, columns: Sequence[ColumnInfo], *, largest_id: int) -> None:
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        columns: Sequence[ColumnInfo],
+        *,
+        largest_id: int,
+        file: MappedShard,
+        late: Mapping[str, pa.Buffer],
+    ) -> None:
         self.values: dict[str, Array] = {}
         self.offsets: dict[str, Array] = {}
         self.columns = columns
@@ -71,6 +80,16 @@ class PackBatch:
             offsets = to_numpy(array.offsets)
             self.values[column.name] = to_numpy(array.values)[offsets[0] :]
             self.offsets[column.name] = offsets - offsets[0] if offsets[0] else offsets
+        self._file = file
+        self._late = [
+            (
+                file.place(buffer) + self.values[name].strides[0] * batch.column(name).offsets[0].as_py(),
+                self.values[name].strides[0],
+                self.offsets[name],
+            )
+            for name, buffer in late.items()
+        ]
+        """Where in the file a column's values begin, the bytes of one, and where each row's begin."""
         self._own = [
             (column.name, self.values[column.name], self.offsets.get(column.name))
             for column in columns
@@ -82,11 +101,14 @@ class PackBatch:
         self.is_checked = bytearray(-(-self.num_packs // self.block))
 
     def check(self, row: int) -> None:
-        """Look through the tokens of a row, and of those beside it; raises BatchError."""
+        """Look through the tokens of a row, and of those beside it; raises BatchError or ChecksumError."""
         block = row // self.block
+        last = min((block + 1) * self.block, self.num_packs)
+        for place, width, ends in self._late:
+            self._file.compare(place + width * ends.item(block * self.block), place + width * ends.item(last))
         offsets = self.offsets["input_ids"]
         start = offsets.item(block * self.block)
-        end = offsets.item(min((block + 1) * self.block, self.num_packs))
+        end = offsets.item(last)
         ids = self.values["input_ids"][start:end]
         # A negative id is a large one without its sign: one look instead of two.
         if ids.view(f"u{ids.itemsize}").max() > self.largest_id:
@@ -153,13 +175,43 @@ class PackBatch:
         return self.values[name][offsets.item(row) : offsets.item(row + 1)]
 
 
+def late_values(
+    batch: pa.RecordBatch, columns: Sequence[ColumnInfo], file: MappedShard
+) -> dict[str, pa.Buffer]:
+    """The values that nobody reads before `check` does, by column: numbers that are views of the file.
+
+    The lengths of sequences, strings and what becomes an array of its own are looked at in opening.
+    """
+    found: dict[str, pa.Buffer] = {}
+    for column in columns:
+        if column.level == "pack" or column.name == "seq_lengths":
+            continue
+        values = batch.column(column.name).values
+        while pa.types.is_fixed_size_list(values.type):
+            values = values.values
+        if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+            buffer = values.buffers()[1]
+            if buffer is not None and file.holds(buffer):
+                found[column.name] = buffer
+    return found
+
+
 def open_batch(
-    batch: pa.RecordBatch, columns: Sequence[ColumnInfo], *, num_packs: int, largest_id: int
+    batch: pa.RecordBatch,
+    columns: Sequence[ColumnInfo],
+    *,
+    num_packs: int,
+    largest_id: int,
+    file: MappedShard,
+    place: tuple[int, int],
 ) -> PackBatch:
     """The batch, once its columns have been seen to fit each other; its tokens are left to `check`.
 
-    Raises BatchError with the reason; pyarrow's own complaints become one as well.
+    `place` are the first byte of its message in the file, and the end. Raises BatchError with the reason
+    (pyarrow's own complaints become one as well), and ChecksumError for bytes that are not as written.
     """
+    late = late_values(batch, columns, file)
+    file.compare_but(*place, late.values())
     try:
         # Before anything else: bad offsets make pyarrow and numpy read outside the buffers.
         batch.validate(full=True)
@@ -170,7 +222,7 @@ def open_batch(
     for column in columns:
         if has_nulls(batch.column(column.name)):
             raise BatchError(f"{column.name} has nulls")
-    opened = PackBatch(batch, columns, largest_id=largest_id)
+    opened = PackBatch(batch, columns, largest_id=largest_id, file=file, late=late)
     if problem_found := _problem(opened):
         raise BatchError(problem_found)
     return opened

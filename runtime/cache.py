@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from padless.runtime.errors import ChecksumError, TruncatedFileError
+from padless.runtime.format import checksum_file
 
 T = TypeVar("T")
 _TRIES = 3
@@ -32,6 +33,12 @@ class FileCache:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
+        self.compared: set[str] = set()
+        """Checksums of the files that were compared with them since this was made."""
+
+    def path_of(self, checksum: str) -> Path:
+        """Where a file of that checksum lies, once it is there."""
+        return self.folder / checksum.replace(":", "-")
 
     def open(
         self,
@@ -40,20 +47,23 @@ class FileCache:
         checksum: str,
         fetch: Callable[[], Iterable[bytes]],
         opened: Callable[[Path], T],
+        *,
+        whole: bool = False,
     ) -> T:
         """What `opened` makes of the file of that size and checksum, which need not be there afterwards.
 
         It is given the file as it lies here, or out of the pieces that `fetch` gives. `name` is for
-        messages. Damage on the way is tried three times. Raises TruncatedFileError or ChecksumError
-        where it comes each time, and whatever `fetch` and `opened` raise.
+        messages. `whole`: one that lies here is compared too, the first time, and fetched again where it
+        was changed here; otherwise its size has to do. Damage on the way is tried three times. Raises
+        TruncatedFileError or ChecksumError where it comes each time, and whatever `fetch` and `opened` raise.
         """
-        path = self.folder / checksum.replace(":", "-")
+        path = self.path_of(checksum)
         with contextlib.suppress(FileNotFoundError):  # never fetched, or removed by others just now
-            return _open_whole(path, size, opened)
+            return self._open_whole(path, size, checksum, opened, whole)
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
             with contextlib.suppress(FileNotFoundError):  # another process was faster
-                return _open_whole(path, size, opened)
+                return self._open_whole(path, size, checksum, opened, whole)
             part = path.with_suffix(".part")
             try:
                 for left in reversed(range(_TRIES)):
@@ -66,13 +76,27 @@ class FileCache:
                 found = opened(part)  # under this name nobody removes it
                 self._make_room(size)
                 part.rename(path)
+                self.compared.add(checksum)
                 return found
             finally:
                 part.unlink(missing_ok=True)
 
+    def _open_whole(
+        self, path: Path, size: int, checksum: str, opened: Callable[[Path], T], whole: bool
+    ) -> T:
+        """Open a complete file, which then counts as used now; raises FileNotFoundError for any other."""
+        if path.stat().st_size != size:
+            raise FileNotFoundError(path)
+        if whole and checksum not in self.compared:
+            if checksum_file(path) != checksum:
+                raise FileNotFoundError(path)
+            self.compared.add(checksum)
+        os.utime(path)
+        return opened(path)
+
     def has(self, size: int, checksum: str) -> bool:
         """Whether the file of that size and checksum lies here."""
-        path = self.folder / checksum.replace(":", "-")
+        path = self.path_of(checksum)
         return path.exists() and path.stat().st_size == size
 
     def _make_room(self, size: int) -> None:
@@ -94,14 +118,6 @@ class FileCache:
                 break
             path.unlink(missing_ok=True)
             total -= each
-
-
-def _open_whole(path: Path, size: int, opened: Callable[[Path], T]) -> T:
-    """Open a complete file, which then counts as used just now; raises FileNotFoundError for any other."""
-    if path.stat().st_size != size:
-        raise FileNotFoundError(path)
-    os.utime(path)
-    return opened(path)
 
 
 def _write(part: Path, name: str, size: int, checksum: str, pieces: Iterable[bytes]) -> None:

@@ -21,6 +21,7 @@ _NAME = re.compile(r"[^/\\:\x00-\x1f\x7f\ud800-\udfff]+")
 # What file systems take.
 _LONGEST_NAME = 255
 _CHECKSUM = re.compile(r"xxh3:[0-9a-f]{32}")
+_HEX = re.compile(r"[0-9a-f]*")
 # No count of anything on a disk is above this, and eight of them still add up in int64.
 _MAX_COUNT = 2**60
 
@@ -72,6 +73,15 @@ class Fields:
         value = self.text(key)
         if not _CHECKSUM.fullmatch(value):
             raise self.error(key, f"must be xxh3: and 32 hex digits, is {value[:80]!r}")
+        return value
+
+    def hex(self, key: str, digits: int, purpose: str) -> str:
+        """So many hex digits; what they are for is told where they are not."""
+        value = self.text(key)
+        if len(value) != digits or not _HEX.fullmatch(value):
+            raise self.error(
+                key, f"must be {digits} hex digits {purpose}, is {len(value)} characters: {value[:60]!r}"
+            )
         return value
 
     def object(self, key: str) -> Fields:

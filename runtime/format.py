@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from padless.runtime.blocks import BlockHasher, hash_file
 from padless.runtime.buckets import Bucket, length_of_pack, max_lengths
 from padless.runtime.errors import (
     BatchError,
@@ -65,6 +66,7 @@ __all__ = [
     "length_of_pack",
     "max_lengths",
     "BatchError",
+    "BlockHasher",
     "ChecksumError",
     "CollateError",
     "ColumnInfo",
@@ -95,6 +97,7 @@ __all__ = [
     "checksum_file",
     "column_problem",
     "embedded_image",
+    "hash_file",
     "load_manifest",
     "open_folder",
     "parse_manifest",

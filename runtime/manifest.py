@@ -14,6 +14,16 @@ from padless.runtime.buckets import Bucket, buckets_of
 from padless.runtime.fields import Fields, dump, load
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo, column_problem
 
+BLOCK_BYTES = 1 << 20
+"""Bytes of a shard that have a checksum together; the last block of a file may be shorter."""
+BLOCK_DIGITS = 16
+"""Hex digits of a block's checksum: XXH3 with 64 bits."""
+
+
+def count_blocks(size: int) -> int:
+    """How many blocks a file of so many bytes has."""
+    return -(-size // BLOCK_BYTES)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileInfo:
@@ -36,6 +46,8 @@ class ShardInfo:
     checksum: str
     batches: tuple[tuple[int, int], ...]
     """(byte offset of the record batch's message in the file, packs in it), in the file's order."""
+    block_checksums: str | None = None
+    """The checksums of the file's blocks, one after the other; None: it is read without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +121,7 @@ class Manifest:
         return dump(
             {
                 "kind": self.kind,
-                "shards": [asdict(shard) for shard in self.shards],
+                "shards": [_without_none(asdict(shard)) for shard in self.shards],
                 "sequence_tables": [asdict(table) for table in self.sequence_tables],
                 "tokenizer": {
                     "files": [asdict(file) for file in self.tokenizer_files],
@@ -210,6 +222,7 @@ def _shard(fields: Fields) -> ShardInfo:
         bytes=fields.count("bytes", 1),
         checksum=fields.checksum("checksum"),
         batches=fields.pairs("batches"),
+        block_checksums=_block_checksums(fields),
     )
     packs = [packs for _, packs in shard.batches]
     if min(packs, default=0) < 1 or sum(packs) != shard.packs:
@@ -218,6 +231,18 @@ def _shard(fields: Fields) -> ShardInfo:
     if ends[0] < 0 or any(here >= after for here, after in pairwise(ends)):
         raise fields.error("batches", "do not lie one after the other inside the file")
     return shard
+
+
+def _block_checksums(fields: Fields) -> str | None:
+    if "block_checksums" not in fields.data:
+        return None
+    digits = BLOCK_DIGITS * count_blocks(fields.count("bytes", 1))
+    return fields.hex("block_checksums", digits, f"for each of {fields.text('file')}'s blocks")
+
+
+def _without_none(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry without the keys that may be left out, where they are."""
+    return {key: value for key, value in entry.items() if value is not None}
 
 
 def _table(fields: Fields) -> TableInfo:

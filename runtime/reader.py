@@ -6,7 +6,8 @@
 Opening reads the manifest and looks at every shard's size; a shard is mapped at its first touch
 and a record batch is checked at its own, its tokens when packs near them are asked for. Those passes are the
 price of never reading through a bad offset (which would end the process); what comes after are slices of
-the mapped file.
+the mapped file. Where the manifest has checksums of blocks (`blocks.py`), those that are used are compared
+first, and no others are read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pyarrow.ipc
 
 from padless.runtime.arrays import Array, column_to_numpy
 from padless.runtime.batch import Pack, PackBatch, open_batch
+from padless.runtime.blocks import MappedShard
 from padless.runtime.buckets import Bucket
 from padless.runtime.format import (
     BatchError,
@@ -107,7 +109,7 @@ class PackedReader:
             remote, manifest = RemoteFolder(Storage(str(path), storage_options)).open(split)
             found = None if plan is None else remote_plan(remote.storage, manifest, plan)
             for file in manifest.files if verify else ():
-                remote.fetch(file)
+                remote.fetch(file, whole=True)
             self._open(remote.cache.folder, manifest, found, remote)
             return
         folder, manifest = open_folder(Path(path).absolute(), split)
@@ -132,7 +134,9 @@ class PackedReader:
         ]
         # A list: numpy's search of one number costs ten times that of bisect.
         self._ends = list(accumulate(packs for *_, packs in self._batches))
-        self._shards: dict[int, tuple[pa.Buffer, pa.Schema]] = {}
+        self._shards: dict[int, tuple[MappedShard, pa.Schema]] = {}
+        self._compared: set[str] = set()
+        """The tables that were compared with their checksums."""
         self._mapped: dict[int, PackBatch] = {}
         self._copies: OrderedDict[int, PackBatch] = OrderedDict()
         self._lock = Lock()
@@ -218,10 +222,13 @@ class PackedReader:
     def _open_file(
         self, info: ShardInfo | TableInfo, opened: Callable[[str], pa.NativeFile]
     ) -> pa.NativeFile:
-        """A listed file, open: of its size, from a URL of its checksum too."""
+        """A listed file, open: of its size, and what is read whole or comes from a URL of its checksum."""
         if self.remote is not None:
-            return self.remote.open_file(info, lambda path: opened(str(path)))
-        check_file(self.path / info.file, info.bytes)
+            whole = isinstance(info, TableInfo)
+            return self.remote.open_file(info, lambda path: opened(str(path)), whole=whole)
+        is_new = isinstance(info, TableInfo) and info.file not in self._compared
+        check_file(self.path / info.file, info.bytes, info.checksum if is_new else None)
+        self._compared.add(info.file)
         return opened(str(self.path / info.file))
 
     def _by_plan(self, plan: Plan) -> PlannedPacks:
@@ -323,7 +330,8 @@ class PackedReader:
         import xxhash
 
         info = self.manifest.shards[shard]
-        data = memoryview(self._shard(shard)[0])
+        file, _ = self._shard(shard)
+        data = memoryview(file.data)
         digest = xxhash.xxh3_128()
         for start in range(0, len(data), _HASHED_AT_A_TIME):
             digest.update(data[start : start + _HASHED_AT_A_TIME])
@@ -331,6 +339,7 @@ class PackedReader:
             raise ChecksumError(
                 f"{self.location}/{info.file} is {found}, the manifest says {info.checksum}; {WAY_OUT}"
             )
+        file.trust()
         first = sum(len(before.batches) for before in self.manifest.shards[:shard])
         for which in range(first, first + len(info.batches)):
             self.batch(which)
@@ -339,19 +348,27 @@ class PackedReader:
         """Record batch `which`, and whether it is a view of the mapped file."""
         shard, offset, packs = self._batches[which]
         file, schema = self._shard(shard)
+        file.compare_head(offset)
         try:
             # The shard's buffer is bounds for everything the message claims about its own sizes.
-            message = pa.ipc.read_message(pa.BufferReader(file.slice(offset)))
+            message = pa.ipc.read_message(pa.BufferReader(file.data.slice(offset)))
             if message.type != "record batch":
                 raise BatchError(f"there is a {message.type} message instead")
+            end = offset if message.body is None else file.place(message.body) + message.body.size
+            if self.manifest.options.get("compression") not in (None, "none"):
+                file.compare(offset, end)  # before it is decompressed
             batch = pa.ipc.read_record_batch(message, schema)
-            columns = self.manifest.columns
-            largest = self.manifest.largest_id
-            opened = open_batch(batch, columns, num_packs=packs, largest_id=largest)
+            opened = open_batch(
+                batch,
+                self.manifest.columns,
+                num_packs=packs,
+                largest_id=self.manifest.largest_id,
+                file=file,
+                place=(offset, end),
+            )
         except (pa.ArrowException, OSError, EOFError, BatchError) as problem:
             raise self._damaged(which, problem) from None
-        address = batch.column("input_ids").values.buffers()[1].address
-        return opened, file.address <= address < file.address + file.size
+        return opened, file.holds(batch.column("input_ids").values.buffers()[1])
 
     def _damaged(self, which: int, problem: Exception) -> BatchError:
         """What to raise where record batch `which` is not as it should be."""
@@ -359,7 +376,7 @@ class PackedReader:
         path = f"{self.location}/{self.manifest.shards[shard].file}"
         return BatchError(f"{path}, record batch at byte {offset}: {problem}; {WAY_OUT}")
 
-    def _shard(self, shard: int) -> tuple[pa.Buffer, pa.Schema]:
+    def _shard(self, shard: int) -> tuple[MappedShard, pa.Schema]:
         """A shard's mapped bytes and its schema, which has been compared with the manifest's."""
         if shard in self._shards:
             return self._shards[shard]
@@ -369,6 +386,10 @@ class PackedReader:
             data = file.read_buffer(info.bytes)
         if data.size != info.bytes:
             raise TruncatedFileError(f"{path} has {data.size} bytes, not {info.bytes}; {WAY_OUT}")
+        found = MappedShard(data, self.manifest.shards, shard, path=path, way_out=self._way_out(info))
+        if self.remote is not None and info.checksum in self.remote.cache.compared:
+            found.trust()
+        found.compare_head(0)
         try:
             schema = pa.ipc.open_stream(data).schema
         except (pa.ArrowException, OSError) as problem:
@@ -377,16 +398,22 @@ class PackedReader:
             places = schema.get_all_field_indices(column.name)
             wanted = parse_type(column.type)
             if len(places) != 1 or schema.field(places[0]).type != wanted:
-                found = ", ".join(str(schema.field(place).type) for place in places) or "nothing"
+                types = ", ".join(str(schema.field(place).type) for place in places) or "nothing"
                 raise ForeignFileError(
-                    f"{path} has {found} for column {column.name}, the manifest says "
+                    f"{path} has {types} for column {column.name}, the manifest says "
                     f"{column.type}: it belongs to another folder; {WAY_OUT}"
                 )
-        self._shards[shard] = (data, schema)
+        self._shards[shard] = (found, schema)
         # A plan asks for all of them over and over.
         if self.remote is not None and self.plan is None and len(self._shards) > _KEPT_SHARDS:
             self._close(next(iter(self._shards)))
-        return data, schema
+        return found, schema
+
+    def _way_out(self, info: ShardInfo) -> str:
+        """What to do about a shard that is not as it was written."""
+        if self.remote is None:
+            return WAY_OUT
+        return f"remove {self.remote.cache.path_of(info.checksum)}, it is fetched again"
 
     def _close(self, shard: int) -> None:
         """Let a shard go, so that its file can leave the cache; packs that are still held keep it open."""

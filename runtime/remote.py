@@ -78,15 +78,18 @@ class RemoteFolder:
                 f"{self.url} has no {name}, so it is not a packed folder; {_WAY_OUT}"
             ) from None
 
-    def open_file(self, info: FileInfo | ShardInfo | TableInfo, opened: Callable[[Path], T]) -> T:
+    def open_file(
+        self, info: FileInfo | ShardInfo | TableInfo, opened: Callable[[Path], T], *, whole: bool = True
+    ) -> T:
         """What `opened` makes of a listed file: a local one, complete and compared with its checksum.
 
-        Raises MissingFileError, TruncatedFileError, ChecksumError or RemoteError.
+        One that lay in the cache before is compared again where it is read `whole`. Raises
+        MissingFileError, TruncatedFileError, ChecksumError or RemoteError.
         """
         name = f"{self.url}/{info.file}"
         try:
             return self.cache.open(
-                name, info.bytes, info.checksum, lambda: self.storage.pieces(info.file), opened
+                name, info.bytes, info.checksum, lambda: self.storage.pieces(info.file), opened, whole=whole
             )
         except MissingFileError:
             raise MissingFileError(f"{name} is in the manifest and not there; {_GONE}") from None
@@ -100,9 +103,9 @@ class RemoteFolder:
         """Whether a listed file lies in the cache, however it looks behind the URL by now."""
         return self.cache.has(info.bytes, info.checksum)
 
-    def fetch(self, info: FileInfo | ShardInfo | TableInfo) -> None:
-        """Let a listed file come into the cache; raises as `open_file` does."""
-        self.open_file(info, lambda path: None)
+    def fetch(self, info: FileInfo | ShardInfo | TableInfo, *, whole: bool = False) -> None:
+        """Let a listed file come into the cache; `whole` and what is raised as of `open_file`."""
+        self.open_file(info, lambda path: None, whole=whole)
 
     def read_ahead(self, files: Sequence[ShardInfo]) -> None:
         """Fetch files in threads, so that they are there when they are asked for.

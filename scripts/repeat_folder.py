@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
 
-from padless.runtime.format import MANIFEST, checksum_file, open_folder
+from padless.runtime.format import MANIFEST, hash_file, open_folder
 from padless.runtime.manifest import Manifest, ShardInfo
 
 BATCH_TOKENS_BYTES = 32 << 20
@@ -47,14 +47,16 @@ def write_shard(folder: Path, manifest: Manifest, path: Path) -> ShardInfo:
             writer.write_batch(batch)
             start = out.tell()
     sequences = sum(shard.sequences for shard in manifest.shards)
+    hashed = hash_file(path)
     return ShardInfo(
         file=path.name,
         packs=sum(packs for _, packs in batches),
         sequences=sequences * repeats * len(batches),
         tokens=tokens * repeats * len(batches),
         bytes=path.stat().st_size,
-        checksum=checksum_file(path),
+        checksum=hashed.checksum,
         batches=tuple(batches),
+        block_checksums=hashed.block_checksums,
     )
 
 

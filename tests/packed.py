@@ -42,6 +42,8 @@ class Folder:
     packs_per_batch: int = 1
     compression: str | None = None
     largest_id: int = 300
+    block_bytes: int | None = None
+    """Bytes that have a checksum together; None: the manifest has no block checksums."""
     dropped: int = 0
     """Records at the end that are in no pack, five tokens each."""
     extras: dict[str, tuple[str, str, pa.DataType, list[Any]]] = field(default_factory=dict)
@@ -259,12 +261,21 @@ def _write_shard(
     name = f"shard-{number:05d}-{xxhash.xxh3_128(data).hexdigest()[:8]}.arrow"
     (path / name).write_bytes(data)
     lengths = [length for row in rows for length in row["seq_lengths"]]
-    return _file(path, name) | {
-        "packs": len(rows),
-        "sequences": len(lengths),
-        "tokens": sum(len(row["input_ids"] or ()) for row in rows),
-        "batches": batches,
-    }
+    blocks = {}
+    if folder.block_bytes is not None:
+        starts = range(0, len(data), folder.block_bytes)
+        parts = [xxhash.xxh3_64(data[start : start + folder.block_bytes]).hexdigest() for start in starts]
+        blocks["block_checksums"] = "".join(parts)
+    return (
+        _file(path, name)
+        | blocks
+        | {
+            "packs": len(rows),
+            "sequences": len(lengths),
+            "tokens": sum(len(row["input_ids"] or ()) for row in rows),
+            "batches": batches,
+        }
+    )
 
 
 def _file(path: Path, name: str) -> dict[str, Any]:

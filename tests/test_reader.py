@@ -396,7 +396,11 @@ def test_a_pack_without_sequences_is_refused(packed: Path) -> None:
 
 def test_a_sequence_table_that_is_none_is_refused(packed: Path) -> None:
     path = packed / "sequences.parquet"
-    path.write_bytes(b"x" * path.stat().st_size)
+    garbage = b"x" * path.stat().st_size
+    path.write_bytes(garbage)
+    with pytest.raises(ChecksumError, match=r"sequences\.parquet is xxh3"):
+        PackedReader(packed).sequence_table()
+    edit_manifest(packed, lambda content: content["sequence_tables"][0].update(checksum=xxh3(garbage)))
     with pytest.raises(ForeignFileError, match=r"sequences\.parquet is no sequence table"):
         PackedReader(packed).sequence_table()
     path.unlink()

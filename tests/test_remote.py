@@ -367,3 +367,32 @@ def test_processes_share_a_cache_and_a_killed_one_leaves_no_file_that_looks_whol
     assert (cache / shard.checksum.replace(":", "-")).stat().st_size == shard.bytes
     assert len(kept(cache)) == PACKS // 2
     assert not list(cache.glob("*.part"))
+
+
+def test_what_changed_in_the_cache_is_told_or_fetched_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards are used by blocks, so another process finds the block; what is read whole comes again."""
+    packs = [count_up(3, 1 + number, first=number) for number in range(6)]
+    write_folder(tmp_path / "packed", Folder(packs=packs, block_bytes=1 << 20))
+    url = f"file://{tmp_path}/packed"
+    reader = PackedReader(url)
+    with monkeypatch.context() as patch:
+        # Compared whole on its way, and so not by blocks.
+        patch.setattr("padless.runtime.blocks.MappedShard._compare", None)
+        wanted = [pack.input_ids.tolist() for pack in reader]
+    table = reader.sequence_table()
+    for path in kept(cache):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.unlink()
+        path.write_bytes(data)
+    later = PackedReader(url)
+    for number, shard in ((0, 0), (5, 2)):
+        path = cache / later.manifest.shards[shard].checksum.replace(":", "-")
+        with pytest.raises(ChecksumError, match=f"shard-0000{shard}.*remove {path}, it is fetched again"):
+            later[number]
+        path.unlink()
+    assert later.sequence_table().equals(table)
+    PackedReader(url, verify=True)
+    assert [pack.input_ids.tolist() for pack in PackedReader(url)] == wanted

@@ -21,7 +21,7 @@ from padless.packer.exports.rows import Array, Rows, rows_of
 from padless.packer.extra_columns import WEIGHTS
 from padless.packer.hf_folder import dataset_info, state
 from padless.packer.tokenizer_files import TokenizerFiles, read_files
-from padless.runtime.format import IGNORE_INDEX, IMAGES, FileInfo
+from padless.runtime.format import IGNORE_INDEX, IMAGES, FileInfo, check_file
 from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
@@ -68,7 +68,9 @@ class Job:
         return np.dtype(kind.removeprefix("list<").removesuffix(">"))
 
     def tokenizer(self) -> TokenizerFiles:
-        """The tokenizer that the folder was built with."""
+        """The tokenizer that the folder was built with; raises what a file that was changed raises."""
+        for file in self.reader.manifest.tokenizer_files:
+            check_file(self.reader.path / file.file, file.bytes, file.checksum)
         return read_files(str(self.reader.path / "tokenizer"))
 
     def pad_id(self) -> int:

@@ -294,13 +294,17 @@ class Build:
         )
         names = self.identity.splits
         folders = [os.path.join(output, name) if name else output for name in names]
+        strategies = [strategy_of(self.config, name) for name in names]
         key = checksum_bytes(repr([key, layout, version_of("pyarrow")]).encode("utf-8"))
         kept = KeptShards(os.path.join(output, WORK_FOLDER), output, key)
         if fresh:
             sweep(output, kept.files)  # what else an interrupted run left
 
         def beside() -> list[Beside]:
-            return [write_beside(folders[n], pieces[n], plans[n], lines[n], facts) for n in range(len(names))]
+            return [
+                write_beside(folders[n], pieces[n], plans[n], lines[n], facts, strategies[n])
+                for n in range(len(names))
+            ]
 
         try:
             remove_buckets(output)
@@ -319,13 +323,12 @@ class Build:
                 name: write_rest(
                     folders[n],
                     name or "train",
-                    plans[n],
                     lines[n],
                     layout,
                     shards[n],
                     late[n],
                     facts,
-                    strategy_of(self.config, name),
+                    strategies[n],
                 )
                 for n, name in enumerate(names)
             }

@@ -88,18 +88,23 @@ class Account:
         """Count some lines (of type LINE), all of one source or each of its own."""
         self.trained += int(lines["targets"].sum(dtype=np.int64))
         is_first = lines["part"] == 0
-        first = lines[is_first]
-        of = source[is_first] if isinstance(source, np.ndarray) else np.full(len(first), source)
-        sources = len(self.by_source)
-        self.by_source += np.bincount(of, minlength=sources)
+        is_every = bool(is_first.all())
+        first = lines if is_every else lines[is_first]
+        gone = first["status"] == DROPPED
+        if isinstance(source, np.ndarray) and len(source) and not (source != source[0]).any():
+            source = int(source[0])  # nearly always, and counting by it takes as long as all the rest
         if isinstance(source, np.ndarray):
+            sources = len(self.by_source)
+            of = source if is_every else source[is_first]
+            self.by_source += np.bincount(of, minlength=sources)
+            self.dropped_by_source += np.bincount(of[gone], minlength=sources)
             tokens = np.bincount(source, weights=lines["length"], minlength=sources)  # exact below 2^53
             self.tokens_by_source += tokens.astype(np.int64)
         else:
+            self.by_source[source] += len(first)
+            self.dropped_by_source[source] += np.count_nonzero(gone)
             self.tokens_by_source[source] += lines["length"].sum(dtype=np.int64)
         self.empty_replies += int((first["empty_reply"] & (first["length"] > 0)).sum())
-        gone = first["status"] == DROPPED
-        self.dropped_by_source += np.bincount(of[gone], minlength=sources)
         self.status += np.bincount(first["status"], minlength=256)
         self.dropped += np.bincount(first["reason"][gone], minlength=256)
         self.cut += np.bincount(first["reason"], weights=first["cut"], minlength=256).astype("i8")
@@ -186,13 +191,16 @@ def _first_elements(
     element = position = 0
     is_pictured = store.is_pictured
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
-        if entry.tokens and (entry.tokens_at > position or is_pictured):
-            element += 1  # what an interrupted run left behind, or what is told of images
         found[entry.chunk] = element
         about = store.lines_of(entry)
+        lines += np.bincount(about["split"], minlength=splits)
+        if not entry.tokens:  # it lies where another begins, which may have come before it here
+            continue
+        if entry.tokens_at > position or is_pictured:
+            element += 1  # what an interrupted run left behind, or what is told of images
+            found[entry.chunk] = element
         kept = about["length"] > 0
         element += int(kept.sum())
-        lines += np.bincount(about["split"], minlength=splits)
         sequences += np.bincount(about["split"][kept], minlength=splits)
         position = entry.tokens_at + entry.tokens
     if element > MOST_SEQUENCES:

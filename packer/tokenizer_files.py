@@ -95,6 +95,11 @@ class TokenizerFiles:
         found = vocab.get(text) if isinstance(vocab, dict) else None
         return None if found is None else int(found)
 
+    def named_token_id(self, name: str) -> int | None:
+        """The id of eos_token, pad_token ...; None where the tokenizer names none."""
+        text = self.named_tokens().get(name)
+        return None if text is None else self.token_id(text)
+
     def own_template(self) -> str | None:
         """The chat template that ships with the tokenizer, the file before the config's entry."""
         if "chat_template.jinja" in self.contents:

@@ -14,7 +14,7 @@ from padless.packer.chunk import ChunkWork
 from padless.packer.encode import Encoder
 from padless.packer.engine import Engine
 from padless.packer.errors import CutError, DiskFullError, InputError, RecordError
-from padless.packer.formats import FORMATS, MIXED, detect
+from padless.packer.formats import MIXED, detect
 from padless.packer.formats.examples import Chat, Columns
 from padless.packer.identity import Identity
 from padless.packer.image_rule import ImageRule, rule_of
@@ -255,9 +255,10 @@ class Tokenizing:
             return
         rows = [row for row in read_chunk(task.chunk).rows[:512] if type(row) is not BadRecord]
         sample: list[Chat] = []
+        convert = work.renderer.converter(task.format, rows)
         for row in rows[:: max(1, len(rows) // 64)]:
             try:
-                example = FORMATS[task.format].convert(row, work.renderer.columns)
+                example = convert(row, work.renderer.columns)
             except RecordError:
                 continue
             sample += [one for one, _ in examples_of(example, self.config) if isinstance(one, Chat)]

@@ -38,6 +38,8 @@ class Trainer:
     """Requirements, resolved together with padless; bounds let go of the version in constraints.txt."""
     bare: tuple[str, ...] = ()
     """Requirements that are installed without theirs."""
+    bare_python: str | None = None
+    """The Python that `bare` asks for where it asks for a newer one than its readers need."""
     tests: tuple[str, ...]
     """Modules in tests/."""
 
@@ -86,6 +88,12 @@ TRAINERS: Mapping[str, Trainer] = {
         bare=("torchtune==0.6.1",),
         tests=("test_trainers_torchtune",),
     ),
+    "nemo": Trainer(
+        needs=("triton==3.9.0",),
+        bare=("megatron-bridge==0.6.2", "megatron-core==0.19.2"),
+        bare_python="3.12",
+        tests=("test_trainers_nemo",),
+    ),
     "automodel": Trainer(bare=("nemo-automodel==0.7.0",), tests=("test_trainers_automodel",)),
     "trl": Trainer(needs=("trl==1.16.0",), tests=("test_trl",)),
     "unsloth": Trainer(
@@ -122,7 +130,8 @@ def make(name: str, folder: Path) -> Path:
     uv(*install, "torch")
     uv(*install, *BASE, *trainer.needs, "--editable", str(ROOT))
     if trainer.bare:
-        uv(*install, "--no-deps", *trainer.bare)
+        newer = ("--python-version", trainer.bare_python) if trainer.bare_python else ()
+        uv(*install, "--no-deps", *newer, *trainer.bare)
     stamp.write_text(wanted)
     return python
 

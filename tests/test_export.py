@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from building import TOKENIZER, pack
+from building import DEMO, TOKENIZER, built, pack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packed import Folder, Seq, write_folder
@@ -24,6 +24,8 @@ from packed import Folder, Seq, write_folder
 from padless.packer.errors import InputError
 from padless.packer.export import ExportConfig, check_export, export
 from padless.packer.exports import EXPORTS, target_of
+from padless.packer.tokenizer_files import read_files
+from padless.runtime.reader import PackedReader
 
 Sequences = list[tuple[list[int], list[int]]]
 """ids, and unshifted labels, of each sequence, in the order of the packs."""
@@ -324,6 +326,24 @@ def test_masks_that_a_form_cannot_tell_are_refused(packed: Path, tmp_path: Path)
     run = pack("export", packed, "--to", "megatron", "--output", tmp_path / "out")
     assert run.code == 2 and "1 masked token" in run.err and "nemo" in run.err
     assert os.listdir(tmp_path) == ["packed"]
+
+
+@pytest.mark.parametrize("train_on", ["all", "assistant"])
+def test_targets_that_nemo_drops_are_counted(train_on: str, tmp_path: Path) -> None:
+    """Megatron-Bridge trains nothing where the token that predicts is the tokenizer's end token."""
+    built(DEMO, tmp_path / "packed", "--limit", 20, "--train-on", train_on)
+    out = pack("export", tmp_path / "packed", "--to", "nemo", "--output", tmp_path / "out")
+    assert out.code == 0, out.err
+    end = read_files(str(TOKENIZER)).named_token_id("eos_token")
+    targets = [
+        row.input_ids[at - 1]
+        for row in PackedReader(tmp_path / "packed")
+        for at in np.flatnonzero(row.labels != -100).tolist()
+    ]
+    dropped = sum(before == end for before in targets)
+    assert bool(dropped) is (train_on == "all")
+    told = f"{dropped:,} of {len(targets):,} trained tokens stand right behind an end token"
+    assert (told in (tmp_path / "out" / "README.md").read_text()) is bool(dropped)
 
 
 def test_a_second_run_finds_its_work_done(packed: Path, tmp_path: Path) -> None:

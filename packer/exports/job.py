@@ -74,10 +74,8 @@ class Job:
     def pad_id(self) -> int:
         """What stands where a row is filled up: the tokenizer's pad token, else its eos, else 0."""
         tokenizer = self.tokenizer()
-        named = tokenizer.named_tokens()
         for name in ("pad_token", "eos_token"):
-            found = tokenizer.token_id(named[name]) if name in named else None
-            if found is not None:
+            if (found := tokenizer.named_token_id(name)) is not None:
                 return found
         return 0
 

@@ -1,7 +1,7 @@
-"""How long workers idle at the end of a build whose longest record comes last, with and without looking ahead.
+"""How long workers idle at the end of a build whose longest record comes last, looking ahead and not.
 
-The input is texts of some hundred bytes and, behind them, one record of 50 MB, which is a chunk of its own. In
-one arm chunks go out in the order of the sources, in the other as `packer/ahead.py` hands them out. Every
+The input is texts of some hundred bytes and, behind them, one record of 50 MB, which is a chunk of its own.
+In one arm chunks go out in the order of the sources, in the other as `packer/ahead.py` hands them out. Every
 worker's processor time by task is written down: who has least of it waits for who has most, and that share of
 all workers' time is what idles. Processor time, because a busy machine changes it little.
 

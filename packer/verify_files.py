@@ -18,6 +18,8 @@ from padless.runtime.format import (
     FileInfo,
     FormatError,
     Manifest,
+    MissingFileError,
+    NotPackedError,
     ShardInfo,
     SplitInfo,
     SplitsManifest,
@@ -29,6 +31,7 @@ from padless.runtime.format import (
     open_folder,
     parse_manifest,
 )
+from padless.runtime.reader import PackedReader
 from padless.runtime.storage import Storage, is_url
 
 AnyFile = FileInfo | ShardInfo | TableInfo
@@ -101,30 +104,39 @@ class UrlFiles:
     """Those behind a URL; requests fail with RemoteError."""
 
     def __init__(self, url: str) -> None:
-        from padless.runtime.remote import RemoteFolder
-
         self.path = url
-        self._folder = RemoteFolder(Storage(url))
+        self._storage = Storage(url)
+        self._reader: PackedReader | None = None
 
     def manifest(self) -> Manifest | SplitsManifest:
-        return parse_manifest(self._folder.read(MANIFEST), f"{self.path}/{MANIFEST}")
+        try:
+            data = self._storage.read(MANIFEST)
+        except MissingFileError:
+            raise NotPackedError(
+                f"{self.path} has no {MANIFEST}, so it is not a packed folder; see that the address is right"
+            ) from None
+        return parse_manifest(data, f"{self.path}/{MANIFEST}")
 
     def of_split(self, split: str | None) -> tuple[Files, Manifest]:
-        folder, manifest = self._folder.open(split)
-        return UrlFiles(folder.url), manifest
+        remote = PackedReader(self.path, split=split)
+        assert remote.remote is not None
+        found = UrlFiles(remote.remote.url)
+        found._reader = remote
+        return found, remote.manifest
 
     def at(self, name: str) -> Files:
         return UrlFiles(f"{self.path}/{name}")
 
     def read(self, name: str) -> bytes:
-        return self._folder.storage.read(name)
+        return self._storage.read(name)
 
     def check(self, file: AnyFile) -> None:
-        if not self._folder.has(file):
-            self._folder.fetch(file)
+        assert self._reader is not None and self._reader.remote is not None, "files are those of a split"
+        if not self._reader.remote.has(file):
+            self._reader.remote.fetch(file)
             return
         digest, size = xxhash.xxh3_128(), 0
-        for piece in self._folder.storage.pieces(file.file):
+        for piece in self._storage.pieces(file.file):
             digest.update(piece)
             size += len(piece)
         where = f"{self.path}/{file.file}"
@@ -139,7 +151,7 @@ class UrlFiles:
         return where
 
     def names(self) -> list[str]:
-        return sorted(name for name in self._folder.storage.listing() if "/" not in name)
+        return sorted(name for name in self._storage.listing() if "/" not in name)
 
 
 def files_of(path: str | Path) -> Files:

@@ -26,6 +26,7 @@ from padless.packer.lines import (
     WHOLE,
     Problem,
 )
+from padless.packer.marks import BLOCK
 from padless.packer.rollouts import values_of
 from padless.packer.spans import Spanned
 
@@ -75,9 +76,7 @@ def apply_policies(
     offsets = spanned.offsets
     lengths = np.diff(offsets)
     trained[offsets[:-1][lengths > 0]] = False  # nothing predicts a sequence's first token
-    values = trained.astype(np.int32)
-    np.negative(values, out=values)
-    values ^= spanned.ids
+    values = _values(spanned.ids, trained, may_change=not prepared.tokens)
     # A long record has as many entries here as tokens, so they are no wider than they must be.
     before: Counts = np.zeros(len(trained) + 1, dtype=np.int32 if len(trained) < 2**31 else np.int64)
     np.cumsum(trained, out=before[1:])
@@ -106,9 +105,11 @@ def apply_policies(
             problem = _overflow(config, prepared, sequences, sequence, before, special)
             if problem:
                 problems.append(problem)
-        lines, values, weights = _with_special(
-            sequences, lengths, values, weights, before, status, reason, empty_reply, special, too_long
+        lines, starts = _with_special(
+            sequences, lengths, before, status, reason, empty_reply, special, too_long
         )
+        del before
+        values, weights = _cut(values, weights, starts, lines["length"].astype(np.int64))
         return _with_dropped(lines, prepared), values, weights, problems
 
     lines = np.zeros(len(records), dtype=LINE)
@@ -146,6 +147,18 @@ def _trained(config: PackConfig, prepared: Prepared, sequences: Sequences) -> ND
     if sequences.image_token is not None:
         trained &= spanned.ids != sequences.image_token
     return trained
+
+
+def _values(ids: NDArray[np.int32], trained: NDArray[np.bool_], *, may_change: bool) -> NDArray[np.int32]:
+    """A trained token t as -1 - t, the others as they are; in the same array where that may be.
+
+    Of a long record every array of this kind is as large as its text.
+    """
+    values = ids if may_change and ids.flags.writeable else ids.copy()
+    for begin in range(0, len(ids), BLOCK):
+        part = slice(begin, begin + BLOCK)
+        values[part] ^= -trained[part].astype(np.int32)
+    return values
 
 
 def _weights(prepared: Prepared, sequences: Sequences) -> NDArray[np.float32] | None:
@@ -228,16 +241,14 @@ def _overflow(
 def _with_special(
     sequences: Sequences,
     lengths: Integers,
-    values: NDArray[np.int32],
-    weights: NDArray[Any] | None,
     before: Counts,
     status: NDArray[np.uint8],
     reason: NDArray[np.uint8],
     empty_reply: NDArray[np.bool_],
     special: Parts,
     is_special: NDArray[np.bool_],
-) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[Any] | None]:
-    """Lines, values and weights where some sequences are cut into parts of their own."""
+) -> tuple[NDArray[np.void], Integers]:
+    """The lines where some sequences are cut into parts of their own, and each one's first token of all."""
     normal = np.flatnonzero(~is_special)
     sequence = np.concatenate([normal, np.asarray(special.sequence, dtype=np.int64)])
     order = np.lexsort((np.concatenate([0 * normal, special.part]), sequence))
@@ -257,14 +268,22 @@ def _with_special(
     length = lines["length"].astype(np.int64)
     first_counts = before[np.minimum(start + 1, len(before) - 1)] - before[start]
     lines["targets"] = np.where(length > 0, before[start + length] - before[start] - first_counts, 0)
-    # A slice a line: an index for each token would be twice as large as the tokens.
-    taken = [slice(*ends) for ends in zip(start.tolist(), (start + length).tolist(), strict=True)]
-    found = np.concatenate([values[:0], *(values[part] for part in taken)])
+    return lines, start
+
+
+def _cut(
+    values: NDArray[np.int32], weights: NDArray[Any] | None, start: Integers, length: Integers
+) -> tuple[NDArray[np.int32], NDArray[Any] | None]:
+    """Values and weights of these parts, one after the other; the first token of each is not trained."""
+    if length.sum() < len(values):  # otherwise they follow each other as it is
+        # A slice a line: an index for each token would be twice as large as the tokens.
+        taken = [slice(*ends) for ends in zip(start.tolist(), (start + length).tolist(), strict=True)]
+        values = np.concatenate([values[:0], *(values[part] for part in taken)])
+        if weights is not None:
+            weights = np.concatenate([weights[:0], *(weights[part] for part in taken)])
     begins = (np.cumsum(length) - length)[length > 0]
-    found[begins] = np.where(found[begins] < 0, ~found[begins], found[begins])
-    if weights is not None:
-        weights = np.concatenate([weights[:0], *(weights[part] for part in taken)])
-    return lines, found, weights
+    values[begins] = np.where(values[begins] < 0, ~values[begins], values[begins])
+    return values, weights
 
 
 def _with_dropped(lines: NDArray[np.void], prepared: Prepared) -> NDArray[np.void]:

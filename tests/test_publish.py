@@ -168,29 +168,33 @@ def test_another_export_is_refused_unless_forced_and_then_leaves_nothing_of_the_
     s3: S3, tmp_path: Path
 ) -> None:
     built(DEMO, tmp_path / "packed")
-    export = ("export", tmp_path / "packed", "--output", "s3://bucket/forced", "--to")
+    export = ("export", tmp_path / "packed", "--output", "s3://bucket/export-forced", "--to")
     assert pack(*export, "parquet").code == 0
     run = pack(*export, "unpacked")
     assert run.code == 2 and "in another form (parquet)" in run.err and "--force" in run.err
     assert pack(*export, "unpacked", "--force").code == 0
-    assert not any(name.endswith(".parquet") for name in s3.files("forced"))
-    s3.system.rm_file(f"bucket/forced/{next(n for n in s3.files('forced') if n.endswith('.arrow'))}")
+    assert not any(name.endswith(".parquet") for name in s3.files("export-forced"))
+    s3.system.rm_file(
+        f"bucket/export-forced/{next(n for n in s3.files('export-forced') if n.endswith('.arrow'))}"
+    )
     run = pack(*export, "unpacked")
     assert run.code == 2 and "--force writes the export anew" in run.err
-    s3.system.pipe_file("bucket/forced/mine.txt", b"not padless's")
+    s3.system.pipe_file("bucket/export-forced/mine.txt", b"not padless's")
     run = pack(*export, "unpacked", "--force")
     assert run.code == 2 and "'mine.txt', which no export of padless wrote" in run.err
 
 
 def test_an_export_whose_upload_broke_off_is_none_and_is_written_anew(s3: S3, tmp_path: Path) -> None:
     built(DEMO, tmp_path / "packed")
-    export = ("export", tmp_path / "packed", "--to", "parquet", "--output", "s3://bucket/torn")
+    export = ("export", tmp_path / "packed", "--to", "parquet", "--output", "s3://bucket/export-torn")
     s3.faults.add("/data-00000.parquet", method="PUT", status=403)
     run = pack(*export)
     assert run.code == 2 and "may not be written" in run.err
-    assert "export.json" not in s3.files("torn") and not os.listdir(tmp_path / "cache" / "exports")
+    assert "export.json" not in s3.files("export-torn") and not os.listdir(tmp_path / "cache" / "exports")
     assert pack(*export).code == 0
-    assert "export.unfinished.json" not in s3.files("torn") and "export.json" in s3.files("torn")
+    assert "export.unfinished.json" not in s3.files("export-torn") and "export.json" in s3.files(
+        "export-torn"
+    )
 
 
 @pytest.mark.parametrize("url", ["hf://datasets/a/b", "http://127.0.0.1:9/x"])

@@ -78,9 +78,7 @@ class Prefetch:
         batches = iter(self.stream)
         made: SimpleQueue[_Made | BaseException | None] = SimpleQueue()
         room, stopped = Semaphore(self.ahead), Event()
-        thread = Thread(
-            target=self._make, args=(batches, made, room, stopped), name="padless-prefetch"
-        )
+        thread = Thread(target=self._make, args=(batches, made, room, stopped), name="padless-prefetch")
         self._yielded = self.stream.state_dict()
         thread.start()
         try:

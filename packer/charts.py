@@ -6,6 +6,7 @@ description in words stand in each for those who do not see it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from padless.packer.page import text
@@ -80,7 +81,7 @@ def histogram(
     marks: Sequence[tuple[float, str]] = (),
     every: int = 1,
 ) -> str:
-    """Bars between edges, the highest with its number; `outline`: other counts behind them.
+    """Bars between edges over lines at round counts; `outline`: other counts behind them.
 
     `marks`: (place in bars from the left, words) of lines across; `every`: how many edges a label.
     """
@@ -89,10 +90,10 @@ def histogram(
     most = max(1, *counts, *(outline or ()))
     base = HEIGHT - _BOTTOM
     parts = [f'<line x1="{_LEFT}" y1="{base}" x2="{WIDTH - _RIGHT}" y2="{base}"/>']
-    for half in (0.5, 1.0):
-        y = base - half * height
+    for tick in ticks_to(most):
+        y = base - tick / most * height
         parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{WIDTH - _RIGHT}" y2="{y:.1f}"/>')
-        parts.append(_text(_LEFT - 8, y + 4, brief(most * half), anchor="end"))
+        parts.append(_text(_LEFT - 8, y + 4, brief(tick), anchor="end"))
     for values, kind, inset in ((outline, "third", 0.0), (counts, "now", 0.12)):
         for number, count in enumerate(values or ()):
             if count:
@@ -117,6 +118,13 @@ def histogram(
         if count
     )
     return _svg(title, described, parts)
+
+
+def ticks_to(most: int) -> list[int]:
+    """Two to four round numbers up to `most`, a step of 1, 2 or 5 tens apart; of 1 only itself."""
+    steps = (digit * 10**tens for tens in itertools.count() for digit in (1, 2, 5))
+    step = next(step for step in steps if most // step <= 4)
+    return list(range(step, most + 1, step))
 
 
 def strip(parts: Sequence[tuple[str, float]], label: str) -> str:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
-from padless.packer.commands_build import build, repack
-from padless.packer.commands_estimate import estimate
-from padless.packer.commands_look import demo, export, inspect, push, report, verify
 from padless.packer.errors import OptionError
 from padless.packer.options import with_options
 from padless.packer.terminal import tell_error, tell_interrupted
 from padless.runtime.format import PadlessError
 
-app = typer.Typer(
-    name="pack-dataset",
-    help="Tokenize and pack a data set once, offline; train without padding ever after.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = {
+    **{"build": "build", "repack": "repack", "report": "look", "inspect": "look", "verify": "look"},
+    **{"export": "look", "estimate": "estimate", "push": "look", "demo": "look"},
+}
+"""Command -> the module `commands_...` that has it."""
 
 INTERRUPTED = 130
 
@@ -31,6 +26,8 @@ INTERRUPTED = 130
 def run() -> int:
     """Run the command line; its exit code. Every mistake of a user ends in one line, never a traceback."""
     try:
+        asked = sys.argv[1] if sys.argv[1:2] else ""
+        app = make_app(asked if asked in COMMANDS else None)
         found: Any = app(prog_name="pack-dataset", standalone_mode=False)
     except OptionError as error:
         tell_error(with_options(str(error)))
@@ -68,14 +65,27 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+def make_app(only: str | None = None) -> typer.Typer:
+    """The command line; `only` with that command, since to prepare all takes longer than to pack a little."""
+    app = typer.Typer(
+        name="pack-dataset",
+        help="Tokenize and pack a data set once, offline; train without padding ever after.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(main)
+    for name, module in COMMANDS.items():
+        if only in (None, name):
+            app.command()(getattr(import_module(f"padless.packer.commands_{module}"), name))
+    return app
+
+
 def main(
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Tokenize and pack a data set once, offline; train without padding ever after."""
-
-
-for _command in (build, repack, report, inspect, verify, export, estimate, push, demo):
-    app.command()(_command)

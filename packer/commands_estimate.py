@@ -47,6 +47,11 @@ def estimate(
     allow_special: Annotated[
         bool, Option("--allow-special", help="Special tokens spelled in the data are special tokens.")
     ] = False,
+    fim_rate: Annotated[float, Option(help="Share of the texts for filling in the middle.")] = 0.0,
+    fim_spm_rate: Annotated[float, Option(help="Share of those with the suffix first.")] = 0.5,
+    fim_tokens: Annotated[
+        str | None, Option(metavar="PREFIX,SUFFIX,MIDDLE", help="Tokens for it, as for build.")
+    ] = None,
     max_sequences_per_pack: Annotated[int, Option(help="Sequences in a pack, at most.")] = 1024,
     align: Annotated[int, Option(help="Count lengths as if padded to a multiple.")] = 1,
     workers: Annotated[int | None, Option(help="Workers that tokenize. Default: the cores.")] = None,
@@ -85,6 +90,9 @@ def estimate(
         bos=bos,
         eos=eos,
         allow_special=allow_special,
+        fim_rate=fim_rate,
+        fim_spm_rate=fim_spm_rate,
+        fim_tokens=fim_tokens,
         max_sequences_per_pack=max_sequences_per_pack,
         align=align,
         workers=workers,

@@ -145,7 +145,7 @@ def inspect(
 
 
 def verify(
-    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or one of splits, or its URL.")],
     split: Split = None,
     plan: Plan = None,
     model: Annotated[
@@ -189,7 +189,7 @@ def verify(
 def export(
     folder: Annotated[str, Argument(metavar="DIR", help="A packed folder, or a folder of splits.")],
     to: Annotated[str, Option(help=f"{', '.join(EXPORTS)}.")],
-    output: Annotated[str, Option(help="Folder to write.")],
+    output: Annotated[str, Option(help="Folder to write, or its URL.")],
     split: Split = None,
     plan: Plan = None,
     shard_size: Annotated[

@@ -110,27 +110,33 @@ def write_shards(
 
 
 class Beside(NamedTuple):
-    """The files that can be written before or beside the shards."""
+    """What can be written before or beside the shards, and what can be worked out then."""
 
     tables: tuple[TableInfo, ...]
     tokenizer_files: tuple[FileInfo, ...]
+    plan_hash: str
+    statistics: dict[str, Any]
 
 
 def write_beside(
-    folder: str, pieces: Iterator[Piece], plan: PackPlan, lines: SplitLines, facts: Facts
+    folder: str, pieces: Iterator[Piece], plan: PackPlan, lines: SplitLines, facts: Facts, strategy: str
 ) -> Beside:
-    """The sequence table, from its pieces, and the tokenizer of one split."""
+    """The sequence table, from its pieces, and the tokenizer of one split; what the manifest says of it."""
     os.makedirs(folder, exist_ok=True)
     places = Places(plan, lines.lengths)
     tables = write_table(folder, pieces, lines.lines, places)
     _ = facts.tokenizer.fingerprint  # worked out here, beside the shards
-    return Beside(tables, _write_tokenizer(folder, facts))
+    return Beside(
+        tables,
+        _write_tokenizer(folder, facts),
+        plan_hash(plan, lines.lengths, facts.max_length),
+        _statistics(plan, lines, facts, strategy),
+    )
 
 
 def write_rest(
     folder: str,
     name: str,
-    plan: PackPlan,
     lines: SplitLines,
     layout: Layout,
     shards: tuple[ShardInfo, ...],
@@ -139,10 +145,9 @@ def write_rest(
     strategy: str,
 ) -> Manifest:
     """What makes the split a data set: the manifest last."""
-    hashed = plan_hash(plan, lines.lengths, facts.max_length)
     columns = shard_columns(layout.id_type, labels=layout.labels, extras=layout.extras)
     write_bytes(folder, "dataset_info.json", dataset_info({c.name: parse_type(c.type) for c in columns}))
-    write_bytes(folder, "state.json", state([shard.file for shard in shards], hashed, name))
+    write_bytes(folder, "state.json", state([shard.file for shard in shards], beside.plan_hash, name))
     manifest = Manifest(
         shards=shards,
         sequence_tables=beside.tables,
@@ -162,8 +167,8 @@ def write_rest(
             for s, records in zip(facts.sources, lines.records_by_source, strict=True)
         ),
         seed=facts.seed,
-        statistics=_statistics(plan, lines, facts, strategy),
-        plan_hash=hashed,
+        statistics=beside.statistics,
+        plan_hash=beside.plan_hash,
         padless_version=version_of("padless"),
         pyarrow_version=version_of("pyarrow"),
     )

@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,7 @@ class DurableFile(WriteOnly):
         if direct and _DIRECT:
             try:
                 self._descriptor = os.open(self.path, flags | _DIRECT, 0o666)
-                self._blocks = [
-                    mmap.mmap(-1, BLOCK) for _ in range(BLOCKS)
-                ]  # begin at a page, as they have to
+                self._blocks = [_block() for _ in range(BLOCKS)]
                 self._thread = ThreadPoolExecutor(1)
                 return
             except OSError as error:
@@ -163,6 +162,15 @@ class DurableFile(WriteOnly):
         final = name(checksum)
         os.replace(self.path, os.path.join(self.folder, final))
         return FileInfo(file=final, bytes=self.size, checksum=checksum)
+
+
+def _block() -> mmap.mmap:
+    """Memory that begins at a page, as it has to, and has large ones where it can: each costs a fault."""
+    found = mmap.mmap(-1, BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            found.madvise(mmap.MADV_HUGEPAGE)
+    return found
 
 
 def write_bytes(folder: str, name: str, data: bytes) -> FileInfo:

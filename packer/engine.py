@@ -22,6 +22,7 @@ from padless.packer.prepared import Prepared, Task
 from padless.packer.token_store import ChunkStore, Entry
 from padless.packer.write import Layout, write_shard
 from padless.runtime.format import ShardInfo
+from padless.runtime.storage import is_url
 
 
 class Engine(Protocol):
@@ -117,5 +118,5 @@ def engine_of(config: PackConfig, workers: int) -> Engine:
     if config.engine == "ray":
         from padless.packer.ray_engine import RayEngine
 
-        return RayEngine(config.ray_address, config.workers)
+        return RayEngine(config.ray_address, config.workers, is_shared=not is_url(config.output))
     return LocalEngine(workers)

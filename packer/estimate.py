@@ -29,6 +29,7 @@ from padless.packer.resample import RESAMPLES, RESAMPLES_OF_PLANS, Part, Populat
 from padless.packer.sample import Sample, draw
 from padless.packer.sources import BadRecord, Choice, resolve_sources
 from padless.packer.sources.splits import are_several
+from padless.runtime.format import PadlessError
 from padless.runtime.reader import Array, PackedReader
 
 RECORDS = 2000
@@ -134,7 +135,16 @@ def _tokenized(config: PackConfig, samples: Sequence[Sample]) -> list[Part]:
         changed = _AS_IT_IS | {"sources": tuple(map(str, files)), "output": output}
         if config.image_root is None:
             changed["image_root"] = tuple(roots)
-        pack_dataset(replace(config, **changed))
+        try:
+            pack_dataset(replace(config, **changed))
+        except PadlessError as error:  # which names files that are gone when it is read
+            words = str(error)
+            for file, (number, _) in zip(files, of, strict=True):
+                named = f"the sample of {config.sources[number]}"
+                for name in (str(file), f"{file.parent.name}/{file.name}", file.name):
+                    words = words.replace(name, named)
+            error.args = (words,)
+            raise
         reader = PackedReader(Path(scratch) / "sample")
         names = ("source", "row", "part", "status", "length", "num_targets")
         table = {name: np.asarray(column) for name, column in reader.sequence_columns(*names).items()}

@@ -7,7 +7,7 @@ from typing import Any
 from padless.packer.charts import brief, histogram, lines, strip
 from padless.packer.estimate_view import HOW, best_plan, plus_minus
 from padless.packer.meanings import MEANINGS
-from padless.packer.page import page, section, table, text
+from padless.packer.page import name, page, section, table, text
 
 _SOURCES = 40
 
@@ -90,7 +90,7 @@ def _sources(found: dict[str, Any]) -> str:
     tokens = found["of_tokens"]
     rows = [
         (
-            text(source["source"], 120),
+            name(source["source"]),
             text(HOW[source["how"]].format(**source)),
             f"{source['dropped']:,}",
             f"{source['tokens']:,}",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HOW = {
-    "all": "all its {records:,} records",
+    "all": "all {records:,} of its records",
     "random": "{records:,} of about {of_records:,} records, drawn at random",
     "part": "{records:,} records drawn at random from its first part (it is read from its start)",
     "first": "the first {records:,} records",

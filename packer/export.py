@@ -15,10 +15,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from padless.packer.durable import sync_folder
 from padless.packer.errors import InputError, disk_full
+from padless.packer.export_upload import ExportUpload
 from padless.packer.exports import EXPORTS, target_of
 from padless.packer.exports.job import Job, remove_tree
 from padless.packer.identity import version_of
@@ -74,8 +76,6 @@ def export(config: ExportConfig, *, progress: Report | None = None) -> ExportRes
         raise InputError(f"--to {config.to!r} is no form that padless writes; choose {', '.join(EXPORTS)}")
     if config.shard_size < 1:
         raise InputError(f"--shard-size {config.shard_size} is no size; give 1 or more bytes")
-    if is_url(config.output):
-        raise InputError(f"--output {config.output}: an export goes into a folder; copy it there afterwards")
     reader = PackedReader(config.folder, plan=config.plan, split=config.split)
     # The columns are part of what is exported, and the plan's hash is of lengths and order alone.
     source = {
@@ -85,39 +85,56 @@ def export(config: ExportConfig, *, progress: Report | None = None) -> ExportRes
         "shard_size": config.shard_size,
     }
     asked = {"format": _FORMAT, "version": VERSION, "target": config.to, "source": source}
+    make = partial(_make, config, asked, reader, progress)
+    if is_url(config.output):
+        upload = ExportUpload(config.output.rstrip("/"), asked, force=config.force)
+        if upload.there is not None:
+            return _result(config.output, upload.there, time.perf_counter() - begin, was_there=True)
+        with _beside(upload.place, config.output) as folder:
+            record = make(folder)
+            upload.publish(folder, record)
+        return _result(config.output, record, time.perf_counter() - begin, was_there=False)
     output = os.path.normpath(config.output)
     if (there := _finished(output, config, asked)) is not None:
         return _result(output, there, time.perf_counter() - begin, was_there=True)
-    target = target_of(config.to)
-    with _beside(output) as folder:
+    with _beside(output, output) as folder:
         # Once more, now that no other export can be about to put its folder in place.
         if (there := _finished(output, config, asked)) is not None:
             return _result(output, there, time.perf_counter() - begin, was_there=True)
-        job = Job(
-            reader=reader,
-            folder=folder,
-            shard_bytes=config.shard_size,
-            further_columns=target.further_columns,
-            progress=part_of(progress, "packs", len(reader)),
-        )
-        try:
-            target.write(job)
-            if (note := job.left_behind()) is not None:
-                job.notes.append(note)
-            record = {
-                **asked,
-                "counts": job.counts,
-                "files": [{"file": f.file, "bytes": f.bytes, "checksum": f.checksum} for f in job.files],
-                "notes": job.notes,
-                "padless_version": version_of("padless"),
-            }
-            _write_text(folder, "README.md", _readme(config, record))
-            _write_text(folder, EXPORT_RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
-        except OSError as error:  # from a library's own writer
-            raise disk_full(error, folder, 0) from error
+        record = make(folder)
         sync_folder(folder)
         _put_in_place(folder, output)
     return _result(output, record, time.perf_counter() - begin, was_there=False)
+
+
+def _make(
+    config: ExportConfig, asked: dict[str, Any], reader: PackedReader, progress: Report | None, folder: str
+) -> dict[str, Any]:
+    """Write the export into an empty folder; its record."""
+    target = target_of(config.to)
+    job = Job(
+        reader=reader,
+        folder=folder,
+        shard_bytes=config.shard_size,
+        further_columns=target.further_columns,
+        progress=part_of(progress, "packs", len(reader)),
+    )
+    try:
+        target.write(job)
+        if (note := job.left_behind()) is not None:
+            job.notes.append(note)
+        record = {
+            **asked,
+            "counts": job.counts,
+            "files": [{"file": f.file, "bytes": f.bytes, "checksum": f.checksum} for f in job.files],
+            "notes": job.notes,
+            "padless_version": version_of("padless"),
+        }
+        _write_text(folder, "README.md", _readme(config, record))
+        _write_text(folder, EXPORT_RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
+    except OSError as error:  # from a library's own writer
+        raise disk_full(error, folder, 0) from error
+    return record
 
 
 def check_export(folder: str) -> list[str]:
@@ -205,12 +222,15 @@ def _what_is_there(output: str, config: ExportConfig | None) -> dict[str, Any] |
 
 
 @contextmanager
-def _beside(output: str) -> Iterator[str]:
-    """An empty folder beside the output, this process's alone; gone at the end unless it was renamed."""
+def _beside(output: str, told: str) -> Iterator[str]:
+    """An empty folder beside the output, this process's alone; gone at the end unless it was renamed.
+
+    `told` is what messages call the output.
+    """
     parent, name = os.path.split(os.path.abspath(output))
     os.makedirs(parent, exist_ok=True)
     folder = os.path.join(parent, f".{name}.export")
-    descriptor = _locked(folder, output)
+    descriptor = _locked(folder, told)
     try:
         for left in os.listdir(folder):  # by a run that was killed
             path = os.path.join(folder, left)

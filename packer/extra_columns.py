@@ -52,6 +52,8 @@ class Judged:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """[sequences] each: those of VERDICTS that some sequence has a value of."""
+        if not self.found:
+            return {}
         columns = {name: without_value(name, self.count, kind) for name, kind in VERDICTS.items()}
         for start, record, verdict, margin in self.found:
             here = slice(start, start + len(record))

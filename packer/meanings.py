@@ -46,6 +46,11 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Trained: tokens with a label. Masked: context, and the first token of each sequence. Cut: in no "
         "pack, since a record was dropped or truncated. Rows count from 0.",
     ),
+    "mix": (
+        "The mix",
+        "Shares that each argument of the build was asked to give, and gave, counted in what the weights "
+        "count; a record counts each time that it is packed.",
+    ),
     "idle": (
         "Waiting for the slowest rank",
         "Share of the time for which data-parallel ranks wait for the one with the costliest pack of the "
@@ -59,7 +64,8 @@ MEANINGS: dict[str, tuple[str, str]] = {
     ),
     "notable": (
         "Longest and oddest",
-        "Sequences at the ends of the scale, with the source and row they came from (rows count from 0).",
+        "Sequences at the ends of the scale: their tokens before cutting, the trained and the cut ones among "
+        "them, and the source and row they came from (rows count from 0).",
     ),
     "duplicates": (
         "Duplicates",
@@ -99,9 +105,17 @@ def gain_sentence(speed_up: dict[str, Any] | None, model: dict[str, Any] | None)
 
 def _fewer(before_over_now: float) -> str:
     """How many times fewer, or more where a few short sequences leave their pack empty."""
-    if round(before_over_now, 2) < 1:
+    if round(before_over_now, 2) == 1:
+        return "as many"
+    if before_over_now < 1:
         return f"{1 / before_over_now:.2f} times as many"
     return f"{before_over_now:.2f} times fewer"
+
+
+def share_of(part: int, whole: int) -> str:
+    """A share of records or tokens, of which a few in very many are not none."""
+    share = part / max(1, whole)
+    return "< 0.01%" if 0 < share < 0.0001 else f"{share:.2%}"
 
 
 def counted(number: int, word: str) -> str:

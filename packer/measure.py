@@ -55,6 +55,8 @@ class PerSource:
     sequences: int = 0
     tokens: int = 0
     trained: int = 0
+    drawn: int = 0
+    """Sequences that begin a record or a copy of one; its fragments go on with it."""
     cut: int = 0
     dropped_by_reason: dict[str, int] = field(default_factory=dict)
     cut_by_reason: dict[str, int] = field(default_factory=dict)
@@ -213,6 +215,7 @@ class _Counting:
         here.sequences += int((lines["length"] > 0).sum())
         here.tokens += int(lines["length"].sum(dtype=np.int64))
         here.trained += int(lines["num_targets"].sum(dtype=np.int64))
+        here.drawn += int(((lines["length"] > 0) & (lines["start"] == 0)).sum())
         here.cut += int(lines["cut"].sum())
         known = self.words["reason"]
         gone = np.bincount(lines["reason"][is_first & (lines["status"] == DROPPED)], minlength=len(known))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import html
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from padless.packer.inspect import visible
 
 _LONGEST = 300
+_LONGEST_NAME = 70
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1c2127;--quiet:#57606a;--rule:#d8dde3;--wash:#f4f6f8;
@@ -50,7 +52,7 @@ margin:1.5rem 0 1.8rem}
 .notes li{background:var(--note);color:var(--note-ink);padding:.6rem .9rem;border-radius:.4rem;
 margin:.45rem 0;
 overflow-wrap:anywhere}
-.notes b{font-weight:650}
+.option{white-space:nowrap}
 .unseen{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .scroll{overflow-x:auto;position:relative}
 .scroll:focus-visible,summary:focus-visible{outline:2px solid var(--now);outline-offset:2px}
@@ -96,8 +98,9 @@ pre b,b.special{font-weight:inherit;border-bottom:2px dotted currentColor}
 pre .masked{color:var(--quiet)}
 footer{border-top:1px solid var(--rule);margin-top:1rem;padding-top:1rem;padding-bottom:2.5rem}
 @media (max-width:36rem){svg text{font-size:15px}.wide{display:none}header{padding-top:1.5rem}
+thead th{white-space:normal}
 th,td{padding-right:.6rem}td.long,th.long{min-width:6.5rem}
-.was-bar,.now-bar{grid-template-columns:3.4rem 1fr 3.6rem;gap:.5rem}}
+.was-bar,.now-bar{grid-template-columns:3.4rem 1fr 4rem;gap:.5rem}}
 @media print{:root{--paper:#fff;--ink:#000;--quiet:#444;--rule:#bbb;--wash:#f2f2f2;--now:#0a6b64;
 --was:#a8480a;
 --third:#777;--note:#fff4e0;--note-ink:#4a2a00}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}
@@ -112,6 +115,16 @@ def text(content: object, longest: int = _LONGEST) -> str:
     if len(words) > longest:
         words = f"{words[: longest - longest // 3]} … {words[-(longest // 3) :]}"
     return html.escape(visible(words), quote=True)
+
+
+def name(content: str) -> str:
+    """A source's name as text of a page, short enough for a phone, which may break behind / and _."""
+    return re.sub("[/_]", r"\g<0><wbr>", text(content, _LONGEST_NAME))
+
+
+def prose(content: str) -> str:
+    """A sentence of ours as text of a page, in which options stay whole."""
+    return re.sub("--[a-z-]+", r'<span class="option">\g<0></span>', text(content, 1000))
 
 
 def page(title: str, body: Iterable[str], footer: str) -> str:

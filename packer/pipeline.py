@@ -28,7 +28,7 @@ from padless.packer.commit import (
 from padless.packer.config import PackConfig
 from padless.packer.elements import gather_of, lay_elements, lay_images
 from padless.packer.engine import Engine, engine_of
-from padless.packer.errors import ClusterError, DiskFullError, InputError, WorkerLostError, disk_full
+from padless.packer.errors import ClusterError, DiskFullError, WorkerLostError, disk_full
 from padless.packer.extra_columns import extra_columns
 from padless.packer.fragments import lines_of_split
 from padless.packer.gather import Gather
@@ -52,7 +52,7 @@ from padless.packer.table_writer import Piece, pieces_of
 from padless.packer.tables import SplitLines, collect
 from padless.packer.token_store import ChunkStore
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
-from padless.packer.tokenizing import Tokenizing
+from padless.packer.tokenizing import Tokenizing, give_memory_back
 from padless.packer.work_folder import WorkFolder
 from padless.packer.write import Layout
 from padless.runtime.format import (
@@ -173,11 +173,6 @@ class Build:
     def _run_for_url(self, url: str, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
         """Do the work in a folder on this machine, and upload it."""
         check_writable(url)
-        if not self.engine.is_here:
-            raise InputError(
-                f"--engine {self.config.engine} makes a folder that every node sees, and {url} is a URL: "
-                "give a folder on shared storage, and copy it there afterwards"
-            )
         found = self._finished()
         if found is None or is_held(url):
             key, splits = self.identity.key(), self.identity.splits
@@ -239,6 +234,8 @@ class Build:
             lines,
             lambda n: (block for _, block in lines_of_split(store, n, count, lines[n].times, None)),
         )
+        if not stage.is_small:
+            give_memory_back()  # planning's arrays, before those that tell where sequences lie
         self._done("plan")
         tokens, weights = lay_elements(store)
         images = lay_images(store)
@@ -297,13 +294,17 @@ class Build:
         )
         names = self.identity.splits
         folders = [os.path.join(output, name) if name else output for name in names]
+        strategies = [strategy_of(self.config, name) for name in names]
         key = checksum_bytes(repr([key, layout, version_of("pyarrow")]).encode("utf-8"))
         kept = KeptShards(os.path.join(output, WORK_FOLDER), output, key)
         if fresh:
             sweep(output, kept.files)  # what else an interrupted run left
 
         def beside() -> list[Beside]:
-            return [write_beside(folders[n], pieces[n], plans[n], lines[n], facts) for n in range(len(names))]
+            return [
+                write_beside(folders[n], pieces[n], plans[n], lines[n], facts, strategies[n])
+                for n in range(len(names))
+            ]
 
         try:
             remove_buckets(output)
@@ -322,13 +323,12 @@ class Build:
                 name: write_rest(
                     folders[n],
                     name or "train",
-                    plans[n],
                     lines[n],
                     layout,
                     shards[n],
                     late[n],
                     facts,
-                    strategy_of(self.config, name),
+                    strategies[n],
                 )
                 for n, name in enumerate(names)
             }

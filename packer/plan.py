@@ -6,8 +6,7 @@ A plan is two flat arrays, so that planning and gathering need no Python object 
     offsets  [0 2 5]          pack 0 holds 4 and 0, pack 1 holds 2, 1 and 3
 
 All of it works on lengths alone, at 4 bytes a sequence, and on blocks of packs, so memory stays
-near the size of the plan (a histogram takes 8 bytes a sequence for a moment); the price is a short
-loop around each numpy expression.
+near the size of the plan; the price is a short loop around each numpy expression.
 """
 
 from __future__ import annotations
@@ -118,7 +117,11 @@ def length_counts(lengths: Integers) -> tuple[NDArray[np.int64], NDArray[np.int6
     if int(lengths.max(initial=0)) > lengths.size + (1 << 20):
         occurring, counts = np.unique(lengths, return_counts=True)
     else:
-        histogram = np.bincount(lengths)
+        longest = int(lengths.max(initial=0))
+        histogram = np.zeros(longest + 1, np.int64)
+        step = max(BLOCK, 2 * longest)  # numpy widens what it counts to 8 bytes each
+        for begin in range(0, len(lengths), step):
+            histogram += np.bincount(lengths[begin : begin + step], minlength=longest + 1)
         occurring = np.flatnonzero(histogram)
         counts = histogram[occurring]
     return occurring.astype(np.int64), counts.astype(np.int64)
@@ -217,17 +220,23 @@ def drawn_order(packs: int, seed: int) -> Integers:
     change, and a plan must not depend on numpy's version.
     """
     ranks = np.random.PCG64(seed).random_raw(packs)
-    # Sorted by their upper halves in two passes of 16 bits, which numpy sorts by counting; the
-    # few that are equal there are then put right by all 64.
-    high = (ranks >> np.uint64(32)).astype(np.uint32)
-    order = np.argsort(high.astype(np.uint16), kind="stable").astype(index_type(packs))
-    order = order.take(np.argsort((high >> 16).astype(np.uint16).take(order), kind="stable"))
-    high = high.take(order)
-    same = high[1:] == high[:-1]
-    if same.any():
-        tied = np.append(same, False) | np.append(False, same)
-        among = order[tied]
-        order[tied] = among[np.argsort(ranks[among], kind="stable")]
+    if packs < BLOCK // 4:
+        return np.argsort(ranks, kind="stable").astype(index_type(packs))
+    # By their upper 8 bits first, then each of those parts, which stays in the caches, by the next 16: numpy
+    # sorts both by counting. The few that are equal in all 24 are then put right by all 64.
+    upper = (ranks >> np.uint64(56)).astype(np.uint8)
+    order = np.argsort(upper, kind="stable").astype(index_type(packs))
+    following = (ranks >> np.uint64(40)).astype(np.uint16).take(order)
+    begin = 0
+    for end in np.cumsum(np.bincount(upper)).tolist():
+        part = np.argsort(following[begin:end], kind="stable")
+        for column in (order, following):
+            column[begin:end] = column[begin:end].take(part)
+        begin = end
+    same = following[1:] == following[:-1]
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    among = order.take(tied)
+    order[tied] = among.take(np.argsort(ranks.take(among), kind="stable"))
     return order
 
 

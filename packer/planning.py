@@ -19,6 +19,7 @@ from padless.packer.extra_columns import groups_of
 from padless.packer.fragments import cut, firsts_of, joined_lengths, lines_of_split, places_of
 from padless.packer.homogeneous import plan_by_source
 from padless.packer.lines import FAULTS, REASONS
+from padless.packer.meanings import counted
 from padless.packer.mixing import Mix, arguments_of
 from padless.packer.plan import Integers, PackPlan, shuffle_packs
 from padless.packer.rollouts import enter
@@ -44,7 +45,7 @@ def check_losses(config: PackConfig, names: Sequence[str], lines: list[SplitLine
             dropped[reason] = dropped.get(reason, 0) + count
     listed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
     if not any(len(split.lengths) for split in lines):
-        raise InputError(f"nothing to pack: {total:,} records in, 0 kept ({listed or 'no records'})")
+        raise InputError(f"nothing to pack: {counted(total, 'record')} in, 0 kept ({listed or 'no records'})")
     faults = sum(dropped.get(REASONS[reason], 0) for reason in FAULTS)
     if faults > config.max_drop_share * total:
         raise InputError(

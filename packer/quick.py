@@ -75,6 +75,13 @@ def pack(
 
     _check_options(options)
     folder = Path(cache).absolute() if cache is not None else cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(
+            f"packs cannot be kept in {folder} ({problem.strerror}); name another folder with cache=, or in "
+            f"{CACHE}"
+        ) from None
     kept = KeptPacks(folder, limit_bytes())
     config = PackConfig(
         sources=(_source(data, kept),), tokenizer=_tokenizer_folder(tokenizer, kept), max_length=max_length,

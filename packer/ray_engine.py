@@ -6,6 +6,10 @@ object store, and the driver alone writes into the work folder: tasks are then p
 do again when a node dies, and no lock or half-written range outlives a driver. The price is that every token
 passes the driver once (4 bytes). Output, work folder and sources lie on storage that all nodes have at the
 same path.
+
+What lies behind URLs needs no such storage: a source's bytes travel with its chunks, and for an output the
+driver, which has all tokens, writes the shards at memory speed beside its upload (packer/publish.py). Sending
+tokens out to nodes would take the driver what the upload takes it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any
 
 from padless.packer.ahead import Ahead
 from padless.packer.chunk import ChunkWork
+from padless.packer.engine import LocalEngine
 from padless.packer.errors import ClusterError, InputError, WorkerLostError, disk_full
 from padless.packer.gather import Gather
 from padless.packer.gather_part import Batches, part_of
@@ -42,6 +47,8 @@ ANSWER = 10.0
 """Seconds that a cluster's head has to answer in."""
 LOOK = 2.0
 """Seconds after which the cluster is asked again how many cores it has."""
+TASK_BYTES = 2**18
+"""Of chunks that are given out together, about: one of the common size is a task, of small files many are."""
 
 _NAMES = ("local", "auto")
 """Ray's words for a cluster of this machine: a new one, and one that runs."""
@@ -52,8 +59,11 @@ class RayEngine:
 
     is_here = False
 
-    def __init__(self, address: str | None, most: int | None) -> None:
-        """`address` as in PackConfig; `most` tasks under way, None: IN_FLIGHT for each core."""
+    def __init__(self, address: str | None, most: int | None, *, is_shared: bool) -> None:
+        """`address` as in PackConfig; `most` tasks under way, None: IN_FLIGHT for each core.
+
+        `is_shared`: nodes have the output folder; otherwise this process writes the shards.
+        """
         try:
             import ray
         except ImportError as error:
@@ -62,7 +72,7 @@ class RayEngine:
                 "option out to work on this machine"
             ) from None
         self._ray: Any = ray
-        self._address, self._most = _address(address), most
+        self._address, self._most, self._is_shared = _address(address), most, is_shared
         self._run: Run = {}
         self._ours = ExitStack()
         """What to undo once the build has ended, where the connection is ours."""
@@ -121,33 +131,32 @@ class RayEngine:
         ask = self._ray.remote(num_cpus=1, max_retries=RETRIES)(tokenize)
         able = self._ray.put(pack(work))
         seen: dict[int, tuple[str, int, int]] = {}
-        running: dict[Any, Chunk] = {}
+        running: dict[Any, list[Chunk]] = {}
         try:
             while True:
                 most = self._most or max(1, IN_FLIGHT * self._count_cores())
-                while len(running) < most and (task := next(ahead, None)) is not None:
-                    job = ChunkJob(task=task, source=_source(task.chunk, seen))
-                    running[self._ask(ask, able, pack(job))] = task.chunk
+                while len(running) < most and (together := _together(ahead)):
+                    jobs = [ChunkJob(task=task, source=_source(task.chunk, seen)) for task in together]
+                    running[self._ask(ask, able, pack(jobs))] = [task.chunk for task in together]
                 if not running:
                     break
                 for done in self._ray.wait(list(running), num_returns=1)[0]:
-                    chunk = running.pop(done)
-                    entry = store.write(chunk.index, chunk.source, chunk.size, self._answer(done), ends)
-                    report(entry)
-                    if entry.problems:
-                        ahead.stop_at(entry.chunk)
+                    for chunk, result in zip(running.pop(done), self._answer(done), strict=True):
+                        entry = store.write(chunk.index, chunk.source, chunk.size, result, ends)
+                        report(entry)
+                        if entry.problems:
+                            ahead.stop_at(entry.chunk)
         except BaseException:
             self.cancel()
             raise
         store.publish()
 
     def _show(self, store: ChunkStore) -> None:
-        """Leave the sign by which nodes know the work folder."""
-        self._run = {
-            "id": secrets.token_hex(16),
-            "versions": versions(),
-            "work": os.path.abspath(store.folder),
-        }
+        """Leave the sign by which nodes know the work folder, where they are to see it."""
+        self._run = {"id": secrets.token_hex(16), "versions": versions(), "work": None}
+        if not self._is_shared:
+            return
+        self._run["work"] = os.path.abspath(store.folder)
         path = os.path.join(store.folder, SEEN)
         try:
             with open(path, "w", encoding="ascii") as file:
@@ -164,6 +173,9 @@ class RayEngine:
         layout: Layout,
         report: Callable[[int], None],
     ) -> tuple[int, Callable[[int, Batches], ShardInfo]]:
+        if not self._is_shared:
+            here = LocalEngine(len(os.sched_getaffinity(0)))
+            return here.shard_writer(folder, shards, plan, gather, layout, report)
         ask = self._ray.remote(num_cpus=1, max_retries=RETRIES)(write)
 
         def write_one(number: int, batches: Batches) -> ShardInfo:
@@ -232,6 +244,16 @@ def _address(given: str | None) -> str:
     raise InputError(
         f"{'--ray-address' if given else 'RAY_ADDRESS'} {found} {why}; give HOST:PORT of the head"
     )
+
+
+def _together(tasks: Iterator[Task]) -> list[Task]:
+    """The next tasks of about TASK_BYTES, at least one; none where there are no more."""
+    found: list[Task] = []
+    size = 0
+    while size < TASK_BYTES and (task := next(tasks, None)) is not None:
+        found.append(task)
+        size += task.chunk.size
+    return found
 
 
 def _source(chunk: Chunk, seen: dict[int, tuple[str, int, int]]) -> tuple[str, int, int] | None:

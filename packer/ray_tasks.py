@@ -1,4 +1,4 @@
-"""What a node of a Ray cluster does: one chunk tokenized, or one shard written.
+"""What a node of a Ray cluster does: chunks tokenized, or one shard written.
 
 Both are functions of what they are given and may be done twice, so a task whose node died is simply given
 to another. Whatever travels does so as bytes, unpacked after a look at whether this node has the code and
@@ -39,7 +39,8 @@ LIBRARIES = ("tokenizers", "fastokens", "jinja2", "minijinja", "orjson", "numpy"
 """Whose versions can change a byte."""
 
 Run = dict[str, Any]
-"""`id`, `versions` and `work` (the work folder's path): of plain types, which every version can read."""
+"""`id`, `versions` and `work` (the work folder's path, None: nodes have no business there): of plain types,
+which every version can read."""
 _Found = TypeVar("_Found")
 Packed = NDArray[np.uint8]
 """A pickle, which Ray hands over without a copy."""
@@ -87,17 +88,17 @@ def versions() -> dict[str, str]:
     return {"padless": code, **{name: version_of(name) for name in LIBRARIES}}
 
 
-def tokenize(run: Run, work: Packed, job: Packed) -> ChunkResult | Exception:
-    """A chunk's result, or why there is none."""
+def tokenize(run: Run, work: Packed, jobs: Packed) -> list[ChunkResult] | Exception:
+    """The results of some chunks, or why there are none."""
 
-    def chunk() -> ChunkResult:
+    def chunks() -> list[ChunkResult]:
         able = _work(run, work)
-        asked: ChunkJob = pickle.loads(job.data)
-        if asked.source is not None:
-            _check_source(*asked.source)
-        return able.finish(able.prepare(asked.task))
+        asked: list[ChunkJob] = pickle.loads(jobs.data)
+        for source in {job.source for job in asked if job.source is not None}:
+            _check_source(*source)
+        return [able.finish(able.prepare(job.task)) for job in asked]
 
-    return _guarded(chunk)
+    return _guarded(chunks)
 
 
 def write(run: Run, job: Packed) -> ShardInfo | Exception:
@@ -150,6 +151,8 @@ def _check(run: Run) -> None:
             f"node {socket.gethostname()} has {'; '.join(others)}: the bytes could differ. Install the same "
             "versions on every node and run the same command again, it goes on where it stopped"
         )
+    if run["work"] is None:
+        return
     try:
         with open(os.path.join(run["work"], SEEN), encoding="ascii") as file:
             found = file.read()
@@ -158,8 +161,9 @@ def _check(run: Run) -> None:
     if found != run["id"]:
         raise ClusterError(
             f"node {socket.gethostname()} does not see the driver's {run['work']} "
-            f"{found if found.startswith('(') else '(it has another of that name)'}: --output must be on "
-            "storage that every node has at the same path; mount it there and run the same command again"
+            f"{found if found.startswith('(') else '(it has another of that name)'}: --output must be a "
+            "URL or on storage that every node has at the same path; mount it there and run the same command "
+            "again"
         )
 
 
@@ -171,6 +175,7 @@ def _check_source(path: str, size: int, changed: int) -> None:
         found = str(error.strerror)
     if found:
         raise ClusterError(
-            f"node {socket.gethostname()} does not see the driver's {path} ({found}): sources must be on "
-            "storage that every node has at the same path; mount it there and run the same command again"
+            f"node {socket.gethostname()} does not see the driver's {path} ({found}): sources must be URLs "
+            "or on storage that every node has at the same path; mount it there and run the same command "
+            "again"
         )

@@ -38,7 +38,7 @@ def recut(piece: Piece, policy: Policy, excluded: NDArray[np.bool_] | None = Non
     InputError where a fresh build's lines cannot be known, or a record is too long.
     """
     lines = piece.lines
-    if excluded is None and _are_settled(lines, policy.max_length):
+    if excluded is None and are_settled(lines, policy.max_length):
         return _unchanged(piece)
     records = records_of(lines)
     at = records.first[:-1]
@@ -76,7 +76,7 @@ def _unchanged(piece: Piece) -> Recut:
     return Recut(piece, None, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
-def _are_settled(lines: NDArray[np.void], max_length: int) -> bool:
+def are_settled(lines: NDArray[np.void], max_length: int) -> bool:
     """Whether every record is one whole sequence of at most that length, or none whatever the length."""
     for start in range(0, len(lines), LINES_PER_GROUP):
         mine = lines[start : start + LINES_PER_GROUP]

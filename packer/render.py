@@ -6,10 +6,10 @@ It runs in the shadow of the tokenizer's load.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from padless.packer import teacher
+from padless.packer.beside import Convert, as_chat, with_columns
 from padless.packer.config import PackConfig
 from padless.packer.encode import Encoder
 from padless.packer.errors import RecordError
@@ -26,6 +26,7 @@ from padless.packer.formats.examples import (
     Rollout,
     Text,
     Tokens,
+    preceded,
 )
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.images import COLUMN, Placer, images_in
@@ -33,13 +34,11 @@ from padless.packer.lines import EMPTY, NO_VERDICT
 from padless.packer.marks import choose_marks, leaves, mark_plain, split_marked, whole_texts
 from padless.packer.prepared import Batch, Prepared, Task
 from padless.packer.render_chats import ChatRenderer
-from padless.packer.several import KWARGS, as_chat, examples_of, with_variables
+from padless.packer.several import examples_of
 from padless.packer.sources import BadRecord, read_chunk
 from padless.packer.spans import Shield
 from padless.packer.template import ChatTemplate
 from padless.runtime.format import PackedImage
-
-Convert = Callable[[Any, Columns], Converted]
 
 
 class Renderer:
@@ -57,7 +56,6 @@ class Renderer:
         self.fim = fim
         self.chats = ChatRenderer(config, template, encoder, shield)
         self.columns = Columns(config.columns)
-        self._variables = self.columns.named.get(KWARGS, KWARGS)
         self._shield = shield
         self._normalizes = encoder.normalizes
         self.image_rule = rule_of(encoder.files)
@@ -76,7 +74,7 @@ class Renderer:
         found.is_clear = self._shield.is_clear(records.json)
         records.json = None  # of a long record every copy counts
         examples: list[tuple[int, Example]] = []
-        convert = self._converter(task.format, rows)
+        convert = self.converter(task.format, rows)
         placer = self._placer(task, rows)
         owners: list[int] | None = None
         if task.format == "preference" or self.config.expand_turns:
@@ -131,23 +129,19 @@ class Renderer:
             folder = folder[task.chunk.source]
         return Placer(self.image_rule, folder, task.name)
 
-    def _converter(self, name: str, rows: list[Any]) -> Convert:
-        if name == "alpaca" and self.chats.template is None:
-            return alpaca.classic
+    def converter(self, name: str, rows: list[Any]) -> Convert:
+        """What makes examples of a format's records, with all columns that stand beside it in these."""
         convert: Convert = FORMATS[name].convert
-        column = self._variables
-        if any(type(row) is dict and column in row for row in rows):  # variables of the records' own
+        if name == "alpaca" and self.chats.template is None:
+            convert = alpaca.classic
+        elif name in MIXED and self.config.template is not None:
             plain = convert
 
             def convert(row: Any, columns: Columns) -> Converted:
-                example = plain(row, columns)
-                if type(row) is not dict or column not in row:
-                    return example
-                return with_variables(example, row[column], column)
+                found: Converted = as_chat(plain(row, columns))
+                return found
 
-        if name in MIXED and self.config.template is not None:
-            return lambda row, columns: as_chat(convert(row, columns))
-        return convert
+        return with_columns(convert, name, rows, self.columns)
 
     def _render(self, found: Prepared, examples: list[tuple[int, Example]]) -> None:
         chats: list[tuple[int, Chat]] = []
@@ -198,14 +192,7 @@ class Renderer:
     def _with_system(self, chat: Chat) -> Chat:
         if self.config.system is None or chat.messages[0]["role"] == "system":
             return chat
-        system = {"role": "system", "content": self.config.system}
-        shift = 1 if chat.first_trained else 0
-        return chat._replace(
-            messages=[system, *chat.messages],
-            first_trained=chat.first_trained + shift,
-            untrained=tuple(number + 1 for number in chat.untrained),
-            weights=tuple((number + 1, weight) for number, weight in chat.weights),
-        )
+        return preceded(chat, [{"role": "system", "content": self.config.system}])
 
     def _render_plain(self, found: Prepared, plain: list[tuple[int, Pair | Text]]) -> None:
         if not plain:

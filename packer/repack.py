@@ -41,10 +41,19 @@ from padless.packer.repack_config import (
     splits_of,
 )
 from padless.packer.repack_identity import RepackIdentity
-from padless.packer.repack_tables import assemble, cut_again, read_table, sequence_columns
+from padless.packer.repack_tables import (
+    Table,
+    assemble,
+    cut_again,
+    held_table,
+    in_one,
+    read_settled,
+    read_table,
+    sequence_columns,
+)
 from padless.packer.strategies import CUTS
 from padless.packer.table_writer import Piece
-from padless.packer.tables import SplitLines
+from padless.packer.tables import Account, SplitLines
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.packer.work_folder import WorkFolder
 from padless.runtime.format import (
@@ -154,13 +163,15 @@ class Repack(Build):
         with ThreadPoolExecutor(self.workers) as hashing:
             try:
                 found = [self._split(name, made, hashing) for name in self.identity.splits]
-                lines, gathers, pieces = ([item[place] for item in found] for place in range(3))
+                lines, gathers, tables = ([item[place] for item in found] for place in range(3))
                 self._done("read")
                 check_losses(self.config, self.identity.splits, lines)
-                plans = plan_splits(self.config, self.identity.splits, lines, lambda n: [pieces[n].lines])
+                plans = plan_splits(
+                    self.config, self.identity.splits, lines, lambda n: [in_one(tables[n]).lines]
+                )
                 for number, split in enumerate(lines):
                     if split.fragments is not None:
-                        gathers[number], pieces[number] = cut_again(gathers[number], pieces[number], split)
+                        gathers[number], tables[number] = cut_again(gathers[number], tables[number], split)
             finally:
                 made.close()
                 # Beside all of that; a damaged file is not copied, and is the reason of what else is wrong.
@@ -171,7 +182,7 @@ class Repack(Build):
             lines,
             plans,
             gathers,
-            [iter([piece]) for piece in pieces],
+            [table.pieces() for table in tables],
             self._facts_of_repack(),
             self.identity_of_repack.key(),
         )
@@ -190,9 +201,10 @@ class Repack(Build):
         id_type = np.dtype("uint16" if self.identity_of_repack.largest_id < 2**16 else "int32")
         names = ["input_ids", *(["labels"] if has_labels else [])]
         names += [column.name for column in self.extras if column.level == "token"]
-        pieces: list[Piece] = []
+        tables: list[Table] = []
         segments: list[Segment] = []
         beside: list[dict[str, NDArray[Any]]] = []
+        account = Account(sum(len(manifest.sources) for manifest in manifests))
         records = sources = lines = 0
         for folder, splits in zip(self.asked.folders, self.folders, strict=True):
             manifest = splits[name]
@@ -201,46 +213,55 @@ class Repack(Build):
             self._unchanged += [hashing.submit(_check, reader, file) for file in others]
             shards = range(len(manifest.shards))
             self._unchanged += [hashing.submit(reader.check_shard, n) for n in shards]
-            piece = read_table(reader, records, sources)
-            is_mix = manifest.options.get("mix") is not None
-            if is_mix:
-                piece = copies_apart(piece)
-            columns = sequence_columns(reader, self.extras, len(piece.lines), records)
-            cut = recut(piece, self._policy(name, reader, sources, columns), self._is_excluded(piece))
             types = {column.name: column.type for column in manifest.columns}
-            if (
+            is_mapped = (
                 manifest.options.get("compression") in (None, "none")
                 and names == [column for column in types if column in {*names, "labels"}]
                 and types["input_ids"] == f"list<{id_type}>"
-            ):
-                stored = [*stored_segments(reader, names)]
+            )
+            is_mix = manifest.options.get("mix") is not None
+            table = None
+            if self.excluded is None and not is_mix and not self._needs_lines(name):
+                table = read_settled(reader, records, sources, self.config.longest, account)
+            if table is not None:
+                columns = sequence_columns(reader, self.extras, len(table.lengths), records)
+                stored = _stored(reader, names, id_type, made, is_mapped)
             else:
-                for segment in full_segments(reader, names, id_type):
-                    made.add(segment)
-                stored = [*made.segments()]
-            if len(cut.renewed):
-                old = Elements.lay(stored, len(piece.lines))
-                make_anew(made, old, piece.lines, records_of(piece.lines), cut)
-            if cut.stored is not None:
-                new_line = np.full(len(piece.lines), -1, dtype=np.int64)
-                known = np.flatnonzero(cut.stored >= 0)
-                new_line[cut.stored[known]] = known
-                stored = renumbered(stored, new_line)
-                columns = {column: values[cut.origin] for column, values in columns.items()}
-            stored += made.segments()
-            segments += renumbered(stored, lines + np.arange(len(cut.piece.lines))) if lines else stored
-            pieces.append(copies_together(piece, cut, str(reader.path)) if is_mix else cut.piece)
+                piece = read_table(reader, records, sources)
+                if is_mix:
+                    piece = copies_apart(piece)
+                columns = sequence_columns(reader, self.extras, len(piece.lines), records)
+                cut = recut(piece, self._policy(name, reader, sources, columns), self._is_excluded(piece))
+                stored = _stored(reader, names, id_type, made, is_mapped)
+                if len(cut.renewed):
+                    old = Elements.lay(stored, len(piece.lines))
+                    make_anew(made, old, piece.lines, records_of(piece.lines), cut)
+                if cut.stored is not None:
+                    new_line = np.full(len(piece.lines), -1, dtype=np.int64)
+                    known = np.flatnonzero(cut.stored >= 0)
+                    new_line[cut.stored[known]] = known
+                    stored = renumbered(stored, new_line)
+                    columns = {column: values[cut.origin] for column, values in columns.items()}
+                stored += made.segments()
+                left = copies_together(piece, cut, str(reader.path)) if is_mix else cut.piece
+                table = held_table(left, account)
+            segments += renumbered(stored, lines + np.arange(len(table.lengths))) if lines else stored
+            tables.append(table)
             beside.append(columns)
-            lines += len(cut.piece.lines)
+            lines += len(table.lengths)
             records += sum(part.statistics["records"]["in"] for part in splits.values())
             sources += len(manifest.sources)
         empty_replies = sum(manifest.statistics["empty_replies"] for manifest in manifests)
         together = {column: np.concatenate([one[column] for one in beside]) for column in beside[0]}
-        split, gather, table = assemble(pieces, segments, together, sources, empty_replies)
+        split, gather, whole = assemble(tables, segments, together, account, empty_replies)
         if self.config.homogeneous:
             arguments = np.array(self.identity_of_repack.source_arguments, dtype=np.int32)
-            split.sources = arguments[table.source[table.lines["length"] > 0]]
-        return split, gather, table
+            split.sources = arguments[in_one(whole).source[whole.lengths > 0]]
+        return split, gather, whole
+
+    def _needs_lines(self, name: str) -> bool:
+        """Whether planning looks at more of the lines than their lengths."""
+        return self.config.homogeneous or strategy_of(self.config, name) in CUTS
 
     def _policy(
         self, name: str, reader: PackedReader, sources: int, columns: Mapping[str, NDArray[Any]]
@@ -300,6 +321,17 @@ class Repack(Build):
 
 def _check(reader: PackedReader, file: FileInfo | TableInfo) -> None:
     check_file(reader.path / file.file, file.bytes, file.checksum)
+
+
+def _stored(
+    reader: PackedReader, names: list[str], id_type: np.dtype[Any], made: MadeAnew, is_mapped: bool
+) -> list[Segment]:
+    """A folder's tokens: as they are mapped, or what they are made into."""
+    if is_mapped:
+        return [*stored_segments(reader, names)]
+    for segment in full_segments(reader, names, id_type):
+        made.add(segment)
+    return [*made.segments()]
 
 
 def _tokenizer_files(folder: Path, manifest: Manifest) -> TokenizerFiles:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from padless.packer.extra_columns import GROUP, PICTURES, without_value
 from padless.packer.folder_tokens import Elements, FolderGather, Segment, renumbered
 from padless.packer.fragments import Cutter
 from padless.packer.lines import LINE, REASONS, STATUSES, WHOLE
+from padless.packer.recut import are_settled
 from padless.packer.table_writer import LINES_PER_GROUP, Piece
 from padless.packer.tables import Account, SplitLines
 from padless.runtime.format import ColumnInfo
@@ -23,26 +26,73 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+class Table(NamedTuple):
+    """A sequence table as planning needs it, and its lines for whoever writes them."""
+
+    lengths: NDArray[np.int32]
+    """[lines]: tokens as packed, 0 where dropped."""
+    targets: NDArray[np.int32]
+    pieces: Callable[[], Iterator[Piece]]
+    """All lines in their order, from the first on each time."""
+
+
 def read_table(reader: PackedReader, records: int, sources: int) -> Piece:
     """A folder's table, its records and sources numbered behind those of the folders before it."""
-    numbers = ("record", "source", "row", "part", "start", "length", "num_targets", "cut")
     total = sum(info.lines for info in reader.manifest.sequence_tables)
     record, row = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
-    source = np.empty(total, dtype=np.int32)
-    lines = np.zeros(total, dtype=LINE)
+    source, lines = np.empty(total, dtype=np.int32), np.empty(total, dtype=LINE)
     end = 0
-    for table in reader.sequence_lines((*numbers, "status", "reason"), lines=2**16, coded=True):
-        start, end = end, end + table.num_rows
+    for piece in _pieces(reader, records, sources):
+        start, end = end, end + len(piece.lines)
         if end > total:
             break  # the reader is about to complain
+        record[start:end], row[start:end], source[start:end], lines[start:end] = piece
+    return Piece(record, row, source, lines)
+
+
+def read_settled(
+    reader: PackedReader, records: int, sources: int, max_length: int, account: Account
+) -> Table | None:
+    """The same where every record stays as it is at `max_length`, entered into `account`; otherwise None.
+
+    Its lines are read again for whoever wants them: in memory they would take as long to be put there as
+    the table takes to be decoded ten times.
+    """
+    total = sum(info.lines for info in reader.manifest.sequence_tables)
+    lengths, targets = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
+    counted = deepcopy(account)
+    end = 0
+    for piece in _pieces(reader, records, sources):
+        start, end = end, end + len(piece.lines)
+        if end > total:
+            break
+        if not are_settled(piece.lines, max_length):
+            return None
+        lengths[start:end], targets[start:end] = piece.lines["length"], piece.lines["targets"]
+        counted.add(piece.lines, piece.source)
+    vars(account).update(vars(counted))
+    return Table(lengths, targets, lambda: _pieces(reader, records, sources))
+
+
+def held_table(piece: Piece, account: Account) -> Table:
+    """Lines that are in memory, entered into `account`."""
+    lines = piece.lines
+    for start in range(0, len(lines), LINES_PER_GROUP):  # in a core's own cache
+        here = slice(start, start + LINES_PER_GROUP)
+        account.add(lines[here], piece.source[here])
+    lengths, targets = np.ascontiguousarray(lines["length"]), np.ascontiguousarray(lines["targets"])
+    return Table(lengths, targets, lambda: iter([piece]))
+
+
+def _pieces(reader: PackedReader, records: int, sources: int) -> Iterator[Piece]:
+    """A folder's table, some lines at a time."""
+    numbers = ("record", "source", "row", "part", "start", "length", "num_targets", "cut")
+    for table in reader.sequence_lines((*numbers, "status", "reason"), lines=LINES_PER_GROUP, coded=True):
         columns = {name: column_to_numpy(table.column(name)) for name in numbers}
-        np.add(columns["record"], records, out=record[start:end])
-        np.add(columns["source"], sources, out=source[start:end])
-        row[start:end] = columns["row"]
-        mine = lines[start:end]
+        lines = np.zeros(table.num_rows, dtype=LINE)
         for name in ("part", "start", "length", "cut"):
-            mine[name] = columns[name]
-        mine["targets"] = columns["num_targets"]
+            lines[name] = columns[name]
+        lines["targets"] = columns["num_targets"]
         for name, words in (("status", STATUSES), ("reason", REASONS)):
             codes = _codes(table.column(name), words)
             if codes is None:
@@ -50,9 +100,9 @@ def read_table(reader: PackedReader, records: int, sources: int) -> Piece:
                     f"{reader.path} has a {name} that this padless does not know: upgrade padless, or build "
                     "again"
                 )
-            mine[name] = codes
-        mine["reason"][mine["status"] == WHOLE] = 0
-    return Piece(record, row, source, lines)
+            lines[name] = codes
+        lines["reason"][lines["status"] == WHOLE] = 0
+        yield Piece(columns["record"] + records, columns["row"], columns["source"] + sources, lines)
 
 
 def _codes(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.uint8] | None:
@@ -63,7 +113,8 @@ def _codes(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.uint8]
     for chunk in column.chunks:
         known = chunk.dictionary.to_pylist()
         code_of = np.array([words.index(w) if w in words else 255 for w in known] + [0], dtype=np.uint8)
-        found.append(code_of[column_to_numpy(pa.chunked_array([chunk.indices.fill_null(len(known))]))])
+        # Null is -1, the last; Arrow's own fill_null would import pandas, a tenth of a second.
+        found.append(code_of[column_to_numpy(pa.chunked_array([chunk.indices]))])
     codes = np.concatenate(found) if found else np.zeros(0, np.uint8)
     return None if (codes == 255).any() else codes
 
@@ -93,18 +144,24 @@ def sequence_columns(
 
 
 def assemble(
-    pieces: list[Piece],
+    tables: list[Table],
     segments: list[Segment],
     extras: dict[str, NDArray[Any]],
-    sources: int,
+    account: Account,
     empty_replies: int,
-) -> tuple[SplitLines, FolderGather, Piece]:
-    """A split's account and sequences, its tokens, and its table, from the folders' one after the other."""
-    piece = pieces[0]
-    if len(pieces) > 1:
-        piece = Piece(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
-    lines = piece.lines
-    lengths, targets = np.ascontiguousarray(lines["length"]), np.ascontiguousarray(lines["targets"])
+) -> tuple[SplitLines, FolderGather, Table]:
+    """A split's account and sequences, its tokens, and its table, from the folders' one after the other.
+
+    The tables are in the account already.
+    """
+    table = tables[0]
+    if len(tables) > 1:
+        table = Table(
+            np.concatenate([one.lengths for one in tables]),
+            np.concatenate([one.targets for one in tables]),
+            lambda: chain.from_iterable(one.pieces() for one in tables),
+        )
+    lengths, targets = table.lengths, table.targets
     kept = lengths > 0
     ids = None
     if not kept.all():
@@ -113,19 +170,16 @@ def assemble(
         extras = {name: column[kept] for name, column in extras.items()}
         segments = renumbered(segments, np.where(kept, np.cumsum(kept) - 1, -1))
     elements = Elements.lay(segments, len(lengths))
-    found = SplitLines(lengths, elements.elements, ids, len(lines), 0, [], extras=extras)
-    account = Account(sources)
-    for start in range(0, len(lines), LINES_PER_GROUP):  # in a core's own cache
-        here = slice(start, start + LINES_PER_GROUP)
-        account.add(lines[here], piece.source[here])
+    found = SplitLines(lengths, elements.elements, ids, len(kept), 0, [], extras=extras)
     account.empty_replies = empty_replies  # none of them was dropped: that is refused
     account.enter(found)
-    return found, FolderGather(elements, lengths, ids, targets, extras), piece
+    return found, FolderGather(elements, lengths, ids, targets, extras), table
 
 
-def cut_again(gather: FolderGather, piece: Piece, split: SplitLines) -> tuple[FolderGather, Piece]:
+def cut_again(gather: FolderGather, table: Table, split: SplitLines) -> tuple[FolderGather, Table]:
     """The tokens and the table of a split's fragments, from those of what was cut."""
     assert split.fragments is not None
+    piece = in_one(table)
     lines, origin = Cutter(split.fragments).cut(piece.lines)
     cut = replace(
         gather,
@@ -136,4 +190,11 @@ def cut_again(gather: FolderGather, piece: Piece, split: SplitLines) -> tuple[Fo
         extras=split.extras,
         cut=True,
     )
-    return cut, Piece(piece.record[origin], piece.row[origin], piece.source[origin], lines)
+    found = Piece(piece.record[origin], piece.row[origin], piece.source[origin], lines)
+    return cut, Table(lines["length"], lines["targets"], lambda: iter([found]))
+
+
+def in_one(table: Table) -> Piece:
+    """All lines in one piece."""
+    pieces = [*table.pieces()]
+    return pieces[0] if len(pieces) == 1 else Piece(*map(np.concatenate, zip(*pieces, strict=True)))

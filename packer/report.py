@@ -21,6 +21,7 @@ from padless.packer.duplicates import find_duplicates
 from padless.packer.lengths import Lengths
 from padless.packer.lines import STATUSES
 from padless.packer.measure import Measured, PerPack, measure
+from padless.packer.mixture import mixture
 from padless.packer.plan import lower_bound
 from padless.packer.progress import Report
 from padless.packer.strategies import STRATEGIES
@@ -87,6 +88,7 @@ def build_report(
         "cut_by_reason": facts["cut_by_reason"],
         "empty_replies": facts["empty_replies"],
         "by_source": _by_source(manifest, found),
+        "mix": mixture(manifest, found.sources),
         "per_pack": {
             "sequences": quantiles(found.packs.sequences, _SPREAD),
             "tokens": quantiles(found.packs.tokens, _SPREAD),

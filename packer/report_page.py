@@ -13,9 +13,9 @@ from typing import Any
 
 from padless.packer.charts import brief, histogram, key, lines, strip
 from padless.packer.meanings import MEANINGS, PER_PACK, counted, gain_sentence
-from padless.packer.page import page, section, table, text
-from padless.packer.report_records import fates, notable
-from padless.packer.report_view import comparison, lengths_of, no_fewer
+from padless.packer.page import page, prose, section, table, text
+from padless.packer.report_records import fates, mix, notable
+from padless.packer.report_view import comparison, fullness, is_here, lengths_of, no_fewer, notes_on_plans
 
 
 def report_page(report: dict[str, Any]) -> str:
@@ -29,7 +29,7 @@ def report_page(report: dict[str, Any]) -> str:
             _alternatives(report),
             f'<div class="pair">{_steps(report)}{_idle(report)}</div>',
         ]
-    body.append(fates(report))
+    body += [fates(report), mix(report)]
     if report["packs"]:
         body.append(notable(report))
     return page(f"{name}: {report['utilization']:.1%} tokens", body, _footer())
@@ -57,7 +57,7 @@ def comparison_page(reports: Sequence[dict[str, Any]]) -> str:
             "numbers",
             "Side by side",
             f"A is {reports[0]['path']}, B is {reports[1]['path']}. {MEANINGS['useful'][1]}",
-            table("Both folders", ("(number)", "A", "B", "B - A"), rows),
+            table("Both folders", ("(number)", "A", "B", "B - A"), rows, long=(0,)),
         ),
     ]
     for letter, report in zip("AB", reports, strict=True):
@@ -82,10 +82,10 @@ def _header(report: dict[str, Any], name: str) -> str:
         f"{counted(report['packs'], 'pack')} of {lengths_of(report)} tokens</p>"
         f"<h1><strong>{used:.1%}</strong> of a batch is tokens, where it was {before:.1%}</h1>"
         + _bars([("before", "was", before), ("packed", "now", used)])
-        + f"<p>{text(gain_sentence(report['speed_up'], report['model']), 1000)}</p>"
+        + f"<p>{prose(gain_sentence(report['speed_up'], report['model']))}</p>"
         f"<details><summary>What these numbers mean</summary><p>Before: batches of {size} in random order, "
-        f"each padded to its longest sequence. {text(MEANINGS['useful'][1], 1000)}</p>"
-        f"<p>{text(MEANINGS['speed_up'][1], 1000)}</p></details></header>"
+        f"each padded to its longest sequence. {prose(MEANINGS['useful'][1])}</p>"
+        f"<p>{prose(MEANINGS['speed_up'][1])}</p></details></header>"
     )
 
 
@@ -121,7 +121,7 @@ def _facts(report: dict[str, Any]) -> str:
 def _notes(warnings: Sequence[str]) -> str:
     if not warnings:
         return ""
-    items = "".join(f"<li>{text(warning, 1000)}</li>" for warning in warnings[:50])
+    items = "".join(f"<li>{prose(warning)}</li>" for warning in warnings[:50])
     return f'<ul class="notes" aria-label="Worth a look">{items}</ul>'
 
 
@@ -161,13 +161,22 @@ def _utilization(report: dict[str, Any]) -> str:
     chart = histogram(
         "Packs by how full they are", "tokens of the pack length", edges, found["packs"], every=5
     )
-    loose = sum(found["packs"][:-1])
-    return _section(
-        "pack_utilization",
-        chart,
-        f'<p class="quiet">{found["full"]:,} of {report["packs"]:,} packs are full to the last token, '
-        f"{loose:,} are 95 % full or less.</p>",
-    )
+    return _section("pack_utilization", chart, f'<p class="quiet">{fullness(report)}.</p>', _buckets(report))
+
+
+def _buckets(report: dict[str, Any]) -> str:
+    if len(report["buckets"]) == 1:
+        return ""
+    rows = [
+        (
+            f"{bucket['max_length']:,}",
+            f"{bucket['packs']:,}",
+            f"{bucket['sequences']:,}",
+            f"{bucket['utilization']:.2%}",
+        )
+        for bucket in report["buckets"]
+    ]
+    return table("Packs by their length", ("pack length", "packs", "sequences", "full"), rows, words=())
 
 
 def _lengths(report: dict[str, Any]) -> str:
@@ -249,7 +258,7 @@ def _idle(report: dict[str, Any]) -> str:
 def _alternatives(report: dict[str, Any]) -> str:
     rows, here = [], []
     for row in report["alternatives"]:
-        here.append((row["strategy"], row["max_length"]) == (report["strategy"], report["max_length"]))
+        here.append(is_here(row, report))
         rows.append(
             (
                 f"{row['max_length']:,}",
@@ -262,15 +271,12 @@ def _alternatives(report: dict[str, Any]) -> str:
                 f"{row['too_long']:,}",
             )
         )
-    every = report["lengths_tried"]["every"]
-    scaled = (
-        f'<p class="quiet">Planned over every {every}th sequence, and scaled up.</p>' if every > 1 else ""
-    )
+    notes = "".join(f'<p class="quiet">{note}</p>' for note in notes_on_plans(report))
     columns = ("length", "strategy", "packs", "bound", "full", "(as a bar)", "sequences a pack", "too long")
     return _section(
         "alternatives",
         table("Other plans", columns, rows, words=(1, 5), wide=(3, 5, 6), here=here),
-        scaled,
+        notes,
     )
 
 

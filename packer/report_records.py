@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from padless.packer.charts import key, strip
-from padless.packer.meanings import MEANINGS, NOTABLE
-from padless.packer.page import section, table, text
+from padless.packer.meanings import MEANINGS, NOTABLE, counted
+from padless.packer.mixture import UNITS
+from padless.packer.page import name, section, table, text
+from padless.packer.report_view import argument_name, asked
 
 _SOURCES, _REASONS, _ROWS = 40, 100, 3
 
@@ -33,7 +35,7 @@ def fates(report: dict[str, Any]) -> str:
         mine = max(1, source["tokens"] + source["cut_tokens"])
         rows.append(
             (
-                text(source["source"], 120),
+                name(source["source"]),
                 f"{source['records']:,}",
                 f"{source['dropped']:,}",
                 f"{source['tokens']:,}",
@@ -53,7 +55,7 @@ def fates(report: dict[str, Any]) -> str:
         for reason, examples in list(source["examples"].items())[:10]:
             reasons.append(
                 (
-                    text(source["source"], 120),
+                    name(source["source"]),
                     text(reason),
                     f"{source['dropped_by_reason'].get(reason, 0):,}",
                     f"{source['cut_by_reason'].get(reason, 0):,}",
@@ -80,20 +82,45 @@ def fates(report: dict[str, Any]) -> str:
     return section("fates", *MEANINGS["fates"], *body)
 
 
+def mix(report: dict[str, Any]) -> str:
+    """What the arguments of a mix were asked to give, and gave; nothing where nothing was mixed."""
+    if report["mix"] is None:
+        return ""
+    given = report["mix"]["arguments"]
+    rows = [
+        (
+            name(argument_name(one)),
+            *asked(one),
+            f"{one['share']:.1%}",
+            strip([("now", one["share"])], f"{one['share']:.1%} given"),
+            f"{one['amount']:,}",
+        )
+        for one in given[:_SOURCES]
+    ]
+    columns = ("source", "weight", "asked", "given", "(as a bar)", UNITS[report["mix"]["by"]])
+    more = len(given) - _SOURCES
+    return section(
+        "mix",
+        *MEANINGS["mix"],
+        table("Shares of the mix", columns, rows, words=(0, 4), wide=(1, 4), long=(0,)),
+        f'<p class="quiet">… and {more:,} more.</p>' if more > 0 else "",
+    )
+
+
 def notable(report: dict[str, Any]) -> str:
     """The ends of the scale, and what is there more than once."""
     rows = [
         (
             text(word.split(" (")[0]),
-            f"{line['length']:,}",
+            f"{line['length'] + line['cut']:,}",
             f"{line['num_targets']:,}",
             f"{line['cut']:,}",
-            text(line["source"], 120),
+            name(line["source"]),
             f"{line['row']:,}",
             "none" if line["pack"] < 0 else f"{line['pack']:,}",
         )
-        for name, word in NOTABLE.items()
-        for line in report["notable"].get(name, [])[:_ROWS]
+        for kind, word in NOTABLE.items()
+        for line in report["notable"].get(kind, [])[:_ROWS]
     ]
     columns = ("what", "tokens", "trained", "cut", "source", "row", "pack")
     return section(
@@ -113,15 +140,14 @@ def _groups(report: dict[str, Any]) -> str:
             f"{group['copies']:,}",
             f"{group['length']:,}",
             "; ".join(
-                f"{text(report['by_source'][source]['source'], 80)} row {row}"
-                for source, row in group["rows"]
+                f"{name(report['by_source'][source]['source'])} row {row}" for source, row in group["rows"]
             ),
         )
         for group in repeated["groups"]
     ]
     title, meaning = MEANINGS["duplicates"]
+    copied = f"{counted(repeated['sequences'], 'sequence')}, {counted(repeated['tokens'], 'token')}"
     return (
-        f'<h2 class="next">{title}</h2><p class="meaning">{meaning} {repeated["sequences"]:,} sequences, '
-        f"{repeated['tokens']:,} tokens; the most copied:</p>"
+        f'<h2 class="next">{title}</h2><p class="meaning">{meaning} {copied}; the most copied:</p>'
         + table("Duplicates", ("copies", "tokens", "where"), rows, words=(2,), long=(2,))
     )

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from padless.packer.meanings import MEANINGS, NOTABLE, PER_PACK, counted, gain_sentence
+from padless.packer.measure import EXAMPLES
+from padless.packer.mixture import UNITS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,8 +56,8 @@ def _headline(report: dict[str, Any], console: Console) -> None:
     )
     for bucket in report["buckets"] if len(report["buckets"]) > 1 else ():
         console.print(
-            f"{bucket['max_length']:>9,} tokens: {bucket['packs']:,} packs, "
-            f"{bucket['sequences']:,} sequences, {bucket['utilization']:.1%} full",
+            f"{bucket['max_length']:>9,} tokens: {counted(bucket['packs'], 'pack')}, "
+            f"{counted(bucket['sequences'], 'sequence')}, {bucket['utilization']:.1%} full",
             highlight=False,
         )
 
@@ -103,9 +105,20 @@ def _packs(report: dict[str, Any], console: Console) -> None:
     for key, word in PER_PACK.items():
         table.add_row(word, *(f"{value:,}" for value in report["per_pack"][key].values()))
     console.print(table)
-    full = report["pack_utilization"]["full"]
-    loose = sum(report["pack_utilization"]["packs"][:-1])
-    console.print(f"{full:,} packs are full to the last token, {loose:,} are less than 95 % full")
+    console.print(fullness(report), highlight=False)
+
+
+def fullness(report: dict[str, Any]) -> str:
+    """How many packs are full, and how many are not, in a sentence."""
+    full, loose = report["pack_utilization"]["full"], sum(report["pack_utilization"]["packs"][:-1])
+    return (
+        f"{full:,} of {counted(report['packs'], 'pack')} {_are(full)} full to the last token, {loose:,} "
+        f"{_are(loose)} 95 % full or less"
+    )
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _steps(report: dict[str, Any], console: Console) -> None:
@@ -145,7 +158,46 @@ def _fates(report: dict[str, Any], console: Console) -> None:
             console.print(f"... and {len(sources) - _SOURCES:,} more sources (--json has all)")
     for source in [source for source in sources if source["examples"]][:_SOURCES]:
         for reason, rows in source["examples"].items():
-            _line(console, "{}", f"{reason}: {source['source']}, rows {', '.join(map(str, rows))} ...")
+            _line(console, "{}", f"{reason}: {source['source']}, {_rows(rows)}")
+    _mix(report, console)
+
+
+def _rows(rows: list[int]) -> str:
+    """The first rows of a reason, of which there may be more than were kept."""
+    if len(rows) == 1:
+        return f"row {rows[0]}"
+    return f"rows {', '.join(map(str, rows))}{', ...' if len(rows) >= EXAMPLES else ''}"
+
+
+def _mix(report: dict[str, Any], console: Console) -> None:
+    if report["mix"] is None:
+        return
+    unit = UNITS[report["mix"]["by"]]
+    table = _table(console, "mix", "source", "weight", "asked", "given", unit)
+    for one in report["mix"]["arguments"][:_SOURCES]:
+        table.add_row(
+            _plain_text(short(argument_name(one), _NAME)),
+            *asked(one),
+            f"{one['share']:.1%}",
+            f"{one['amount']:,}",
+        )
+    console.print(table)
+    if (more := len(report["mix"]["arguments"]) - _SOURCES) > 0:
+        console.print(f"... and {more:,} more sources (--json has all)")
+
+
+def argument_name(argument: dict[str, Any]) -> str:
+    """What one argument of a mix named: its first file, and how many more."""
+    more = argument["files"] - 1
+    first: str = argument["sources"][0]
+    return first + (f" and {more:,} more" if more else "")
+
+
+def asked(argument: dict[str, Any]) -> tuple[str, str]:
+    """The weight of an argument of a mix, and the share that it stands for."""
+    if argument["weight"] is None:
+        return "none", ""
+    return f"{argument['weight']:g}", f"{argument['asked']:.1%}"
 
 
 def _idle(report: dict[str, Any], console: Console) -> None:
@@ -168,7 +220,6 @@ def _alternatives(report: dict[str, Any], console: Console) -> None:
         console, "alternatives", "length", "strategy", "packs", "bound", "full", "a pack", "too long"
     )
     for row in report["alternatives"]:
-        is_here = (row["strategy"], row["max_length"]) == (report["strategy"], report["max_length"])
         table.add_row(
             f"{row['max_length']:,}",
             row["strategy"],
@@ -177,11 +228,27 @@ def _alternatives(report: dict[str, Any], console: Console) -> None:
             f"{row['utilization']:.2%}",
             f"{row['sequences_per_pack']:,.1f}",
             f"{row['too_long']:,}",
-            style="bold" if is_here else "",
+            style="bold" if is_here(row, report) else "",
         )
     console.print(table)
-    if report["lengths_tried"]["every"] > 1:
-        console.print(f"planned over every {report['lengths_tried']['every']}th sequence, and scaled up")
+    for note in notes_on_plans(report):
+        console.print(note, highlight=False)
+
+
+def notes_on_plans(report: dict[str, Any]) -> list[str]:
+    """What is to be said of the alternatives."""
+    found = []
+    if len(report["buckets"]) > 1:
+        found.append(f"Each of these has packs of one length; this folder's are of {lengths_of(report)}.")
+    if (every := report["lengths_tried"]["every"]) > 1:
+        found.append(f"Planned over one sequence in {every:,}, and scaled up.")
+    return found
+
+
+def is_here(row: dict[str, Any], report: dict[str, Any]) -> bool:
+    """Whether an alternative is what the report is of; of packs of several lengths none is."""
+    here = (report["strategy"], report["max_length"])
+    return len(report["buckets"]) == 1 and (row["strategy"], row["max_length"]) == here
 
 
 def _notable(report: dict[str, Any], console: Console) -> None:
@@ -191,7 +258,7 @@ def _notable(report: dict[str, Any], console: Console) -> None:
             table.add_row(
                 _plain_text(short(line["source"], _NAME)),
                 f"{line['row']:,}",
-                f"{line['length']:,}",
+                f"{line['length'] + line['cut']:,}",
                 f"{line['num_targets']:,}",
                 f"{line['cut']:,}",
                 word.split(" (")[0],
@@ -201,8 +268,10 @@ def _notable(report: dict[str, Any], console: Console) -> None:
     if repeated is None:
         console.print("duplicates: not looked for in more than 50 M tokens")
     else:
+        repeat = "repeats" if repeated["sequences"] == 1 else "repeat"
         console.print(
-            f"duplicates: {repeated['sequences']:,} sequences ({repeated['tokens']:,} tokens) repeat another"
+            f"duplicates: {counted(repeated['sequences'], 'sequence')} "
+            f"({counted(repeated['tokens'], 'token')}) {repeat} an earlier one"
         )
 
 
@@ -228,13 +297,16 @@ def print_comparison(reports: Sequence[dict[str, Any]], console: Console) -> Non
 
 
 def comparison(reports: Iterable[dict[str, Any]]) -> list[tuple[str, tuple[Any, Any], str]]:
-    """(what, the two values, how to format them) for every number worth a look beside its like."""
+    """(what, the two values, how to format them) for every number worth a look beside its like.
+
+    Where one has packs of several lengths, each length has rows of its own, and 0 packs where it is not.
+    """
     a, b = reports
     rows: list[tuple[str, tuple[Any, Any], str]] = [
         ("useful share", (a["utilization"], b["utilization"]), ".2%"),
         ("packs", (a["packs"], b["packs"]), ",d"),
         ("packs at least", (a["bound_packs"], b["bound_packs"]), ",d"),
-        ("pack length", (a["max_length"], b["max_length"]), ",d"),
+        *_by_length(a, b),
         ("sequences", (a["sequences"], b["sequences"]), ",d"),
         ("tokens", (a["tokens"], b["tokens"]), ",d"),
     ]
@@ -252,6 +324,21 @@ def comparison(reports: Iterable[dict[str, Any]]) -> list[tuple[str, tuple[Any, 
     for ranks in [ranks for ranks in a["idle"] if ranks in b["idle"]]:
         shares = (a["idle"][ranks]["random"], b["idle"][ranks]["random"])
         rows.append((f"{ranks} ranks wait", shares, ".2%"))
+    return rows
+
+
+def _by_length(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, tuple[Any, Any], str]]:
+    if len(a["buckets"]) == len(b["buckets"]) == 1:
+        return [("pack length", (a["max_length"], b["max_length"]), ",d")]
+    of_a, of_b = ({one["max_length"]: one for one in report["buckets"]} for report in (a, b))
+    rows: list[tuple[str, tuple[Any, Any], str]] = []
+    for length in sorted(of_a.keys() | of_b.keys()):
+        both = (of_a.get(length), of_b.get(length))
+        packs = tuple(one["packs"] if one else 0 for one in both)
+        rows.append((f"packs of {length:,}", (packs[0], packs[1]), ",d"))
+        if all(packs):
+            shares = tuple(one["utilization"] for one in both if one)
+            rows.append(("useful share of those", (shares[0], shares[1]), ".2%"))
     return rows
 
 

@@ -8,15 +8,13 @@ record that was truncated.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from padless.packer.config import PackConfig, is_templates_own
-from padless.packer.errors import RecordError
-from padless.packer.formats.examples import Chat, Converted, Example, Pair, Preference, Rated, Rollout
+from padless.packer.config import PackConfig
+from padless.packer.formats.examples import Chat, Converted, Example, Preference, Rated, Rollout
 from padless.packer.lines import (
     CHOSEN,
     DROPPED,
@@ -33,9 +31,6 @@ from padless.packer.strategies.constraints import padded_lengths
 if TYPE_CHECKING:
     from padless.packer.prepared import Prepared
     from padless.packer.spans import Spanned
-
-KWARGS = "chat_template_kwargs"
-"""The column with a record's own variables for the chat template."""
 
 
 def examples_of(found: Converted, config: PackConfig) -> list[tuple[Example, int]]:
@@ -69,50 +64,6 @@ def _by_turn(chat: Chat, config: PackConfig) -> list[Chat]:
         if number >= context and number not in chat.untrained
     ]
     return found or [chat]
-
-
-def as_chat(example: Any) -> Any:
-    """Pairs of strings as two turns each, when a template was asked for."""
-    if isinstance(example, Preference):
-        return example._replace(chosen=as_chat(example.chosen), rejected=as_chat(example.rejected))
-    if isinstance(example, Rated | Rollout):
-        return example._replace(example=as_chat(example.example))
-    if not isinstance(example, Pair):
-        return example
-    return Chat(
-        [
-            {"role": "user", "content": example.prompt},
-            {"role": "assistant", "content": example.completion},
-        ]
-    )
-
-
-def with_variables(found: Converted, value: Any, name: str) -> Converted:
-    """What a record became, with its own variables for the chat template: an object, or one as JSON text."""
-    if value is None:
-        return found
-    if isinstance(value, str):
-        try:
-            value = json.loads(value or "{}")
-        except ValueError as error:
-            raise RecordError(f"{name} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RecordError(f"{name} must be an object of template variables, got {type(value).__name__}")
-    taken = next(filter(is_templates_own, value), None)
-    if taken is not None:
-        raise RecordError(f"{name} sets {taken!r}, which padless gives the template itself")
-    # Columnar files give every key to every record; one without a value is not there.
-    variables = {key: item for key, item in value.items() if item is not None}
-
-    def varied(example: Any) -> Any:
-        return example._replace(variables=variables) if isinstance(example, Chat) else example
-
-    if isinstance(found, Preference):
-        return found._replace(chosen=varied(found.chosen), rejected=varied(found.rejected))
-    if isinstance(found, Rated | Rollout):
-        return found._replace(example=varied(found.example))
-    one: Converted = varied(found)
-    return one
 
 
 def with_one_boundary(

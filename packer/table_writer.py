@@ -92,23 +92,25 @@ def write_table(folder: str, pieces: Iterator[Piece], total: int, places: Places
 def _columns(pieces: Iterator[Piece], places: Places) -> Iterator[list[pa.Array]]:
     """The table's columns, a group of lines at a time; groups never cross LINES_PER_FILE."""
     statuses, reasons = strings(STATUSES), strings(REASONS)
-    held: list[NDArray[np.void]] = []
-    facts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]] = []
+    held: list[Piece] = []
     sequence = written = 0
 
     def emit() -> list[pa.Array]:
         nonlocal sequence, written
-        lines = np.concatenate(held)
-        record, row, source = (np.concatenate(column) for column in zip(*facts, strict=True))
+        record, row, source, lines = (
+            held[0] if len(held) == 1 else Piece(*map(np.concatenate, zip(*held, strict=True)))
+        )
         held.clear()
-        facts.clear()
         kept = lines["length"] > 0
-        count = int(kept.sum())
-        pack = np.zeros(len(lines), dtype=np.int64)
-        offset = np.zeros(len(lines), dtype=np.int32)
-        pack[kept] = places.pack[sequence : sequence + count]
-        offset[kept] = places.offset[sequence : sequence + count]
-        sequence += count
+        here = slice(sequence, sequence + int(kept.sum()))
+        sequence = here.stop
+        if here.stop - here.start == len(lines):
+            valid = None
+            pack, offset = places.pack[here].astype(np.int64), places.offset[here].astype(np.int32)
+        else:
+            valid = kept
+            pack, offset = np.zeros(len(lines), dtype=np.int64), np.zeros(len(lines), dtype=np.int32)
+            pack[kept], offset[kept] = places.pack[here], places.offset[here]
         written += len(lines)
         return [
             _array(record),
@@ -121,8 +123,8 @@ def _columns(pieces: Iterator[Piece], places: Places) -> Iterator[list[pa.Array]
             _array(lines["length"]),
             _array(lines["targets"]),
             _array(lines["cut"]),
-            _array(pack, kept),
-            _array(offset, kept),
+            _array(pack, valid),
+            _array(offset, valid),
         ]
 
     waiting = 0
@@ -131,11 +133,10 @@ def _columns(pieces: Iterator[Piece], places: Places) -> Iterator[list[pa.Array]
         while start < len(whole.lines):
             room = min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE) - waiting
             part = slice(start, start + room)
-            piece = whole.lines[part]
-            start += len(piece)
-            waiting += len(piece)
+            piece = Piece(whole.record[part], whole.row[part], whole.source[part], whole.lines[part])
+            start += len(piece.lines)
+            waiting += len(piece.lines)
             held.append(piece)
-            facts.append((whole.record[part], whole.row[part], whole.source[part]))
             if waiting == min(LINES_PER_GROUP, LINES_PER_FILE - written % LINES_PER_FILE):
                 yield emit()
                 waiting = 0

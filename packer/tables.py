@@ -1,7 +1,7 @@
 """From finished chunks to what planning needs: lengths alone, and the account of what became of the records.
 
-Lines stay on disk and pass by twice, chunk after chunk: once here, once, with every sequence's place in the
-plan, into the sequence table (`packer/table_writer.py`). In memory are some 20 bytes a sequence.
+Lines stay on disk and pass by, chunk after chunk: here, and, with every sequence's place in the plan, into
+the sequence table (`packer/table_writer.py`). In memory are 8 bytes a sequence, 16 where some lines are none.
 """
 
 from __future__ import annotations
@@ -88,18 +88,23 @@ class Account:
         """Count some lines (of type LINE), all of one source or each of its own."""
         self.trained += int(lines["targets"].sum(dtype=np.int64))
         is_first = lines["part"] == 0
-        first = lines[is_first]
-        of = source[is_first] if isinstance(source, np.ndarray) else np.full(len(first), source)
-        sources = len(self.by_source)
-        self.by_source += np.bincount(of, minlength=sources)
+        is_every = bool(is_first.all())
+        first = lines if is_every else lines[is_first]
+        gone = first["status"] == DROPPED
+        if isinstance(source, np.ndarray) and len(source) and not (source != source[0]).any():
+            source = int(source[0])  # nearly always, and counting by it takes as long as all the rest
         if isinstance(source, np.ndarray):
+            sources = len(self.by_source)
+            of = source if is_every else source[is_first]
+            self.by_source += np.bincount(of, minlength=sources)
+            self.dropped_by_source += np.bincount(of[gone], minlength=sources)
             tokens = np.bincount(source, weights=lines["length"], minlength=sources)  # exact below 2^53
             self.tokens_by_source += tokens.astype(np.int64)
         else:
+            self.by_source[source] += len(first)
+            self.dropped_by_source[source] += np.count_nonzero(gone)
             self.tokens_by_source[source] += lines["length"].sum(dtype=np.int64)
         self.empty_replies += int((first["empty_reply"] & (first["length"] > 0)).sum())
-        gone = first["status"] == DROPPED
-        self.dropped_by_source += np.bincount(of[gone], minlength=sources)
         self.status += np.bincount(first["status"], minlength=256)
         self.dropped += np.bincount(first["reason"][gone], minlength=256)
         self.cut += np.bincount(first["reason"], weights=first["cut"], minlength=256).astype("i8")
@@ -125,16 +130,18 @@ class Account:
 
 
 def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
-    """Read all chunks' lines once: the sequences and the account of each split."""
-    element_at = _first_elements(store)
-    lengths: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
-    elements: list[list[NDArray[np.int32]]] = [[] for _ in range(splits)]
-    ids: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
+    """Read all chunks' lines: the sequences and the account of each split.
+
+    Twice, so that arrays have their size from the start: put together from those of all chunks, they would be
+    in memory two times, and the small ones would leave holes there that stay.
+    """
+    element_at, sequences, lines_of = _first_elements(store, splits)
+    found = []
+    for count, total in zip(sequences.tolist(), lines_of.tolist(), strict=True):
+        ids = None if count == total else np.empty(count, dtype=np.int64)
+        found.append(SplitLines(np.empty(count, "i4"), np.empty(count, "i4"), ids, 0, 0, [0] * sources))
     continued: list[list[NDArray[np.int64]]] = [[] for _ in range(splits)]
     before = [0] * splits  # sequences in earlier chunks
-    found = [
-        SplitLines(np.zeros(0, "i4"), np.zeros(0, "i4"), None, 0, 0, [0] * sources) for _ in range(splits)
-    ]
     judged = [Judged() for _ in range(splits)]
     accounts = [Account(sources) for _ in range(splits)]
     base = 0
@@ -143,30 +150,22 @@ def collect(store: ChunkStore, splits: int, sources: int) -> list[SplitLines]:
         lines = store.lines_of(entry)
         kept = lines["length"] > 0
         element = element_at[number] + np.cumsum(kept) - 1
-        for split in range(splits):
+        for split, here in enumerate(found):
             mine = lines["split"] == split if splits > 1 else np.ones(len(lines), dtype=np.bool_)
-            about, here = lines[mine], found[split]
-            sequences = mine & kept
-            lengths[split].append(lines["length"][sequences])
-            judged[split].add(lines[sequences], base)
-            elements[split].append(element[sequences].astype(np.int32))
-            continued[split].append(before[split] + np.flatnonzero(goes_on(lines[sequences])))
-            before[split] += len(lengths[split][-1])
-            if len(lines) and not kept[mine].all() or ids[split]:
-                if not ids[split]:  # until here every line was a sequence
-                    ids[split].append(np.arange(here.lines))
-                ids[split].append(here.lines + np.flatnonzero(kept[mine]))
+            about, packed = lines[mine], lines[mine & kept]
+            new = slice(before[split], before[split] + len(packed))
+            here.lengths[new] = packed["length"]
+            here.elements[new] = element[mine & kept]
+            if here.ids is not None:
+                here.ids[new] = here.lines + np.flatnonzero(kept[mine])
+            judged[split].add(packed, base)
+            continued[split].append(new.start + np.flatnonzero(goes_on(packed)))
+            before[split] = new.stop
             here.lines += len(about)
             here.is_pictured = here.is_pictured or bool(about["images"].any())
             accounts[split].add(about, entry.source)
         base += entry.records
     for split, here in enumerate(found):
-        here.lengths = np.concatenate([here.lengths, *lengths[split]])
-        lengths[split].clear()
-        here.elements = np.concatenate([here.elements, *elements[split]])
-        elements[split].clear()
-        if ids[split]:
-            here.ids = np.concatenate(ids[split])
         here.continued = np.concatenate([here.continued, *continued[split]])
         here.extras = judged[split].columns()
         if store.is_pictured:
@@ -179,23 +178,34 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
     return {name: int(n) for name, n in zip(REASONS, counts, strict=False) if n}
 
 
-def _first_elements(store: ChunkStore) -> dict[int, int]:
-    """chunk -> number of its first sequence's element; elements follow the token file, gaps included.
+def _first_elements(
+    store: ChunkStore, splits: int
+) -> tuple[dict[int, int], NDArray[np.int64], NDArray[np.int64]]:
+    """chunk -> number of its first sequence's element; [splits] sequences and lines.
 
-    Raises InputError where there are more than their type can number.
+    Elements follow the token file, gaps included. Raises InputError where there are more than their type can
+    number.
     """
     found: dict[int, int] = {}
+    sequences, lines = np.zeros(splits, dtype=np.int64), np.zeros(splits, dtype=np.int64)
     element = position = 0
     is_pictured = store.is_pictured
     for entry in sorted(store.entries.values(), key=lambda e: (e.tokens_at, e.chunk)):
-        if entry.tokens and (entry.tokens_at > position or is_pictured):
-            element += 1  # what an interrupted run left behind, or what is told of images
         found[entry.chunk] = element
-        element += int((store.lines_of(entry)["length"] > 0).sum())
+        about = store.lines_of(entry)
+        lines += np.bincount(about["split"], minlength=splits)
+        if not entry.tokens:  # it lies where another begins, which may have come before it here
+            continue
+        if entry.tokens_at > position or is_pictured:
+            element += 1  # what an interrupted run left behind, or what is told of images
+            found[entry.chunk] = element
+        kept = about["length"] > 0
+        element += int(kept.sum())
+        sequences += np.bincount(about["split"][kept], minlength=splits)
         position = entry.tokens_at + entry.tokens
     if element > MOST_SEQUENCES:
         raise InputError(
             f"these sources give {element:,} sequences, and a folder holds {MOST_SEQUENCES:,}: build several "
             "folders from a part of the sources each"
         )
-    return found
+    return found, sequences, lines

@@ -11,6 +11,8 @@ from typer import Option
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from padless.packer.build_result import BuildResult
+
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 Plan = Annotated[str | None, Option(metavar="NAME", help="Go by plans/NAME.parquet.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress.")]
@@ -48,3 +50,17 @@ def print_json(content: Any) -> None:
     """One line of JSON to stdout, in ASCII where it cannot take UTF-8."""
     is_utf8 = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
     sys.stdout.write(json.dumps(content, ensure_ascii=not is_utf8) + "\n")
+
+
+def tell_result(result: BuildResult, *, profile: bool, as_json: bool, quiet: bool) -> None:
+    """What a build or a repack gave, in the way that was asked for."""
+    if quiet and not profile and not as_json:
+        return
+    from padless.packer.summary import build_json, print_profile, print_summary
+
+    if profile:
+        print_profile(result, console(stderr=True))
+    if as_json:
+        print_json(build_json(result))
+    elif not quiet:
+        print_summary(result, console())

@@ -14,7 +14,7 @@ from padless.packer.chunk import ChunkWork
 from padless.packer.encode import Encoder
 from padless.packer.engine import Engine
 from padless.packer.errors import CutError, DiskFullError, InputError, RecordError
-from padless.packer.formats import FORMATS, MIXED, detect
+from padless.packer.formats import MIXED, detect
 from padless.packer.formats.examples import Chat, Columns
 from padless.packer.identity import Identity
 from padless.packer.image_rule import ImageRule, rule_of
@@ -61,7 +61,8 @@ class Tokenizing:
         self.vocab_size = self.largest_id = 0
         self._size = sum(file.size for file in self.files)
         self._shadow = SHADOW_BYTES if engine.is_here else 0
-        self._small = self._size < self._shadow
+        self.is_small = self._size < self._shadow
+        """Whether all of it may be rendered while the tokenizer loads."""
         self._taken = 0
         self._first: Task | None = None
         """The first chunk of all, done or not: the sample comes from it in every run."""
@@ -87,7 +88,7 @@ class Tokenizing:
             work.begin_ids = () if begin is None else (begin,)
         elif not self._only_chats(prepared):
             work.begin_ids = encoder.begin_ids
-        if not self._small:
+        if not self.is_small:
             encoder.drop_vocabulary()
             give_memory_back()
         self.done("load")
@@ -109,7 +110,7 @@ class Tokenizing:
         self.backends = {"tokenizer": tokenizer, "template": engine}
         if self._problems:
             raise self._problem(min(self._problems, key=lambda entry: entry.chunk))
-        if not self._small:
+        if not self.is_small:
             encoder.fast = None
             loading.release()
             give_memory_back()
@@ -141,7 +142,7 @@ class Tokenizing:
             self._count(entry)
             self.report("tokenize", self._counts)
 
-        self.engine.run_chunks(work, prepared, tasks, self.store, finished, small=self._small)
+        self.engine.run_chunks(work, prepared, tasks, self.store, finished, small=self.is_small)
 
     def _count(self, entry: Entry) -> None:
         self._counts["records"] += entry.records
@@ -232,7 +233,7 @@ class Tokenizing:
         sample = sample[:: max(1, len(sample) // SAMPLE_TEXTS)]
         while len(sample) > LEAST_TEXTS and sum(map(len, sample)) > SAMPLE_CHARACTERS:
             sample = sample[::2]  # long texts: the reference would be what a small build waits for
-        work.encoder.prepare_check(loading, sample, flags, at_once=not self._small)
+        work.encoder.prepare_check(loading, sample, flags, at_once=not self.is_small)
         size = sum(item.size for item in prepared)
         while todo is not None and size < self._shadow and not loading.fast.done():
             task = next(tasks, None)
@@ -254,9 +255,10 @@ class Tokenizing:
             return
         rows = [row for row in read_chunk(task.chunk).rows[:512] if type(row) is not BadRecord]
         sample: list[Chat] = []
+        convert = work.renderer.converter(task.format, rows)
         for row in rows[:: max(1, len(rows) // 64)]:
             try:
-                example = FORMATS[task.format].convert(row, work.renderer.columns)
+                example = convert(row, work.renderer.columns)
             except RecordError:
                 continue
             sample += [one for one, _ in examples_of(example, self.config) if isinstance(one, Chat)]

@@ -8,6 +8,7 @@ table against the manifest). Memory is one record batch and some 60 bytes a sequ
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,22 +20,22 @@ from padless.packer.errors import InputError
 from padless.packer.progress import Report, part_of
 from padless.packer.verify_account import account_of, records_of, require
 from padless.packer.verify_constraints import keeps_constraints
+from padless.packer.verify_files import Files, files_of
 from padless.packer.verify_images import images_of_placeholders
 from padless.runtime.format import (
     IGNORE_INDEX,
     IMAGES,
-    MANIFEST,
     FormatError,
     Manifest,
     PadlessError,
+    SplitInfo,
     SplitsManifest,
-    check_file,
-    load_manifest,
     max_lengths,
-    open_folder,
 )
 from padless.runtime.reader import Array, PackBatch, PackedReader
 from padless.runtime.storage import is_url
+
+_STRAY = re.compile(r"shard-.*\.arrow|sequences.*\.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,38 +74,36 @@ def verify(
     trainer: str | None = None,
     progress: Report | None = None,
 ) -> VerifyReport:
-    """Check a packed folder, or every split of a folder of splits unless one is named.
+    """Check a packed folder or its URL, or every split of a folder of splits unless one is named.
 
     With `model`, a config.json or its folder, also that such a model fits the data and keeps sequences apart;
     with `trainer` (trl, hf), that this trainer gives its model what was packed.
 
     Raises InputError where there is no such model or trainer, or no torch; NotPackedError, ManifestError,
-    VersionError or SplitError where there is nothing to check; everything else that is wrong is a failed
-    check.
+    VersionError or SplitError where there is nothing to check, RemoteError where a URL cannot be asked for
+    its manifest; everything else that is wrong is a failed check.
     """
-    if is_url(path):
-        raise InputError(
-            f"verify reads a folder, and {path} is a URL: copy it here, or compare its files with their "
-            "checksums by PackedReader(URL, verify=True)"
-        )
-    folder = Path(path)
-    manifest = load_manifest(folder)
+    if trainer is not None and is_url(path):
+        raise InputError(f"--trainer {trainer} runs its own loader on a folder, and {path} is a URL: copy it")
+    whole = files_of(path)
+    manifest = whole.manifest()
     if isinstance(manifest, SplitsManifest) and split is None:
         return _verify_splits(
-            folder,
+            whole,
             manifest,
             lambda one: verify(one, plan=plan, model=model, trainer=trainer, progress=progress),
         )
-    folder, packs = open_folder(folder, split)
-    checks = [_check("files", lambda: _files(folder, packs, progress))]
+    files, packs = whole.of_split(split)
+    folder = files.path
+    checks = [_check("files", lambda: _files(files, packs, progress))]
+    listed = {file.file for file in packs.files}
     warnings = [
-        f"{found.name} is not in the manifest, so nobody reads it; remove it or move it away"
-        for pattern in ("shard-*.arrow", "sequences*.parquet")
-        for found in sorted(folder.glob(pattern))
-        if found.name not in {file.file for file in packs.files}
+        f"{name} is not in the manifest, so nobody reads it; remove it or move it away"
+        for name in files.names()
+        if _STRAY.fullmatch(name) and name not in listed
     ]
     if checks[-1].ok:
-        checks.append(_check("load_from_disk files", lambda: _datasets_files(folder, packs)))
+        checks.append(_check("load_from_disk files", lambda: _datasets_files(files, packs)))
         reader = PackedReader(folder)
         table: dict[str, Array] = {}
         checks.append(_check("sequence table", lambda: records_of(reader, table)))
@@ -126,25 +125,23 @@ def verify(
 
 
 def _verify_splits(
-    folder: Path, manifest: SplitsManifest, verify_split: Callable[[Path], VerifyReport]
+    files: Files, manifest: SplitsManifest, verify_split: Callable[[str], VerifyReport]
 ) -> VerifyReport:
     checks, warnings = [], []
     for info in manifest.splits:
-        file = folder / info.name / MANIFEST
 
-        def same(file: Path = file, size: int = info.bytes, checksum: str = info.checksum) -> str:
-            check_file(file, size, checksum)
-            return f"{file} is the one that was committed"
+        def same(info: SplitInfo = info) -> str:
+            return f"{files.check_manifest(info)} is the one that was committed"
 
         checks.append(_check(f"{info.name}: manifest", same))
         if checks[-1].ok:
-            report = verify_split(folder / info.name)
+            report = verify_split(files.at(info.name).path)
             checks += [
                 Check(name=f"{info.name}: {check.name}", ok=check.ok, detail=check.detail)
                 for check in report.checks
             ]
             warnings += [f"{info.name}/{warning}" for warning in report.warnings]
-    return VerifyReport(path=str(folder), checks=tuple(checks), warnings=tuple(warnings))
+    return VerifyReport(path=files.path, checks=tuple(checks), warnings=tuple(warnings))
 
 
 def _check(name: str, run: Callable[[], str]) -> Check:
@@ -156,23 +153,23 @@ def _check(name: str, run: Callable[[], str]) -> Check:
         return Check(name=name, ok=False, detail=str(problem))
 
 
-def _files(folder: Path, manifest: Manifest, progress: Report | None) -> str:
+def _files(files: Files, manifest: Manifest, progress: Report | None) -> str:
     total = sum(file.bytes for file in manifest.files)
     hashed = part_of(progress, "bytes", total)
     for file in manifest.files:
-        check_file(folder / file.file, file.bytes, file.checksum)
+        files.check(file)
         hashed(file.bytes)
     return f"{len(manifest.files)} files, {total:,} bytes, unchanged"
 
 
-def _datasets_files(folder: Path, manifest: Manifest) -> str:
+def _datasets_files(files: Files, manifest: Manifest) -> str:
     """What load_from_disk would read is what the manifest lists."""
     content = {}
     for name in ("state.json", "dataset_info.json"):
         try:
-            content[name] = json.loads((folder / name).read_bytes())
+            content[name] = json.loads(files.read(name))
             require(isinstance(content[name], dict), f"{name} is no JSON object")
-        except (OSError, ValueError) as problem:
+        except ValueError as problem:
             raise FormatError(f"{name} cannot be read: {problem}") from None
     state = content["state.json"]
     listed = [{"filename": shard.file} for shard in manifest.shards]
@@ -254,7 +251,7 @@ def _check_batch(
             )
 
 
-def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
+def _plan(folder: str, name: str, table: dict[str, Array]) -> str:
     """Every packed sequence is in the plan once, whole or in parts, and no pack holds more than it may."""
     reader = PackedReader(folder, plan=name)
     found = reader.plan
@@ -285,7 +282,7 @@ def _plan(folder: Path, name: str, table: dict[str, Array]) -> str:
     return f"{len(found.sequences):,} sequences{cut} in {len(found):,} packs of at most {limit:,}; {kept}"
 
 
-def _model(folder: Path, model: str | Path) -> str:
+def _model(folder: str, model: str | Path) -> str:
     """The model fits the data, and one of its kind keeps packed sequences apart."""
     if not Path(model).exists():
         raise InputError(f"{model} does not exist; --model is a model's config.json or the folder it lies in")
@@ -298,7 +295,7 @@ def _model(folder: Path, model: str | Path) -> str:
     return verify_model(model, folder)
 
 
-def _trainer(folder: Path, trainer: str, plan: str | None) -> str:
+def _trainer(folder: str, trainer: str, plan: str | None) -> str:
     """The trainer's own loader and loss, with what is packed."""
     try:
         from padless.runtime.trainers.proof import TRAINERS, prove

@@ -70,6 +70,11 @@ class FileCache:
             finally:
                 part.unlink(missing_ok=True)
 
+    def has(self, size: int, checksum: str) -> bool:
+        """Whether the file of that size and checksum lies here."""
+        path = self.folder / checksum.replace(":", "-")
+        return path.exists() and path.stat().st_size == size
+
     def _make_room(self, size: int) -> None:
         """Remove the files used longest ago, until another of `size` bytes fits."""
         files = []

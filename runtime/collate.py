@@ -24,7 +24,7 @@ from padless.runtime.batch import Pack, derived_labels
 from padless.runtime.errors import BatchError, CollateError
 from padless.runtime.format import IGNORE_INDEX
 from padless.runtime.image_positions import image_positions
-from padless.runtime.images import IMAGES, read_images
+from padless.runtime.images import IMAGES, PackedImage, read_images
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -164,6 +164,11 @@ def _add_images(batch: VarlenBatch, lengths: Array) -> None:
         images = [read_images(*one) for one in zip(batch[IMAGES], lengths.tolist(), strict=True)]
     except BatchError as problem:
         raise CollateError(str(problem)) from None
+    tell_images(batch, lengths, images)
+
+
+def tell_images(batch: VarlenBatch, lengths: Array, images: Sequence[Sequence[PackedImage]]) -> None:
+    """Give the batch positions, grids and references of the images of each of its sequences."""
     flat = [image for mine in images for image in mine]
     batch["position_ids"] = torch.from_numpy(image_positions(lengths, images)[:, None])
     batch["num_images"] = torch.tensor([len(mine) for mine in images], dtype=torch.int32)

@@ -219,6 +219,9 @@ def check_file(path: Path, size: int, checksum: str | None = None) -> None:
 
 def _why_not_packed(folder: Path) -> str:
     if not folder.is_dir():
+        scheme = next((part for part in folder.parts if part.endswith(":") and len(part) > 2), None)
+        if scheme is not None:  # Path("s3://bucket/packed")
+            return f"{folder} is no folder; a Path drops a slash of {scheme}//: give a URL as text"
         return f"{folder} is no folder; give the folder that pack-dataset build wrote"
     if (folder / WORK_FOLDER).is_dir():
         return f"{folder} is an unfinished build; run the same pack-dataset build again to end it"

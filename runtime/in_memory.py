@@ -4,6 +4,8 @@
       -> plan of all (runtime/balance.py)  ->  this rank's micro-batches, as many as on every other rank
 
 What a value stands for is told by the first sequence: arrays go by token, numbers and strings by sequence.
+A rank's share is gathered at once and its micro-batches are views of it, so a column is one call of numpy,
+and the memory of a share is free when all of its batches are.
 """
 
 from __future__ import annotations
@@ -19,6 +21,18 @@ from padless.runtime.assemble import assemble
 from padless.runtime.balance import plan_micro_batches
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.in_memory_columns import (
+    by_sequence,
+    by_token,
+    column,
+    ids_of,
+    interleaved,
+    lengths_of,
+    refuse_further,
+    refuse_nan,
+)
+from padless.runtime.in_memory_images import NAMES as OF_IMAGES
+from padless.runtime.in_memory_images import add_images, refuse_unseen
 from padless.runtime.ranks import find_ranks
 from padless.runtime.varlen_batch import MODEL_INPUTS, VarlenBatch
 
@@ -32,6 +46,7 @@ def pack_sequences(
     max_tokens: int,
     rank: int | None = None,
     world_size: int | None = None,
+    image_token_id: int | None = None,
 ) -> list[VarlenBatch]:
     """This rank's micro-batches of at most `max_tokens` tokens; every rank calls it with the same sequences.
 
@@ -39,54 +54,59 @@ def pack_sequences(
     [L] (default: all is trained), or else `prompt_ids` [P] and `response_ids` [R], of which the response is
     trained, where `response_mask` [R] says so. Further arrays are columns by token: as long as the ids, or as
     the response (the prompt then gets zeros); row t of an array belongs to token t, never to the one before.
-    Numbers and strings are columns by sequence. A batch's `sequence_ids` are places in `sequences`.
+    Numbers and strings are columns by sequence. Python's floats become float32. A batch's `sequence_ids` are
+    places in `sequences`.
+
+    With `image_token_id`, the placeholder of a vision-language model, a sequence may have images:
+    `image_grid_thw` [I, 3] as the model's processor gives it, and `pixel_values` [patches, values] or
+    `images`, I references for `with_pixels`. Its ids have all placeholders, as the processor repeats them;
+    they are never trained. Batches are then those of a folder with images.
 
     Rank and world size as for PackedStream. A rank that no sequence is left for gets an untrained one with
     `sequence_ids` -1 and zeros in its columns, so that all ranks compute as often. Raises CollateError for
-    arrays of other lengths, naming the sequence, and for a sequence of more than `max_tokens` tokens.
+    arrays of other lengths, naming the sequence, for NaN at a trained token, for placeholders that do not
+    fit the images, and for a sequence of more than `max_tokens` tokens.
     """
     rank, world_size = find_ranks(rank, world_size)
     if not sequences:
         raise CollateError("there are no sequences to pack; give at least one")
-    apart = "input_ids" not in sequences[0]
-    names = ("prompt_ids", "response_ids") if apart else ("input_ids",)
-    lengths = np.sum([_lengths(_column(sequences, name)) for name in names], axis=0)
+    first = sequences[0]
+    refuse_further(sequences, but=OF_IMAGES if image_token_id is not None else ())
+    refuse_unseen(sequences[:1] if image_token_id is None else sequences, image_token_id)
+    names = ("input_ids",) if "input_ids" in first else ("prompt_ids", "response_ids")
+    lengths = lengths_of(column(sequences, names[0]))
+    for name in names[1:]:
+        lengths += lengths_of(column(sequences, name))
     plan = plan_micro_batches(lengths, max_tokens=max_tokens, world_size=world_size)
-    shortest = int(lengths.argmin())
-    return [
-        _batch([sequences[number] for number in numbers], numbers)
-        if numbers
-        else _without_targets(_batch([sequences[shortest]], [-1]))
-        for numbers in plan[rank::world_size]
-    ]
+    share = plan[rank::world_size]
+    taken = [numbers or [int(lengths.argmin())] for numbers in share]
+    flat = [number for numbers in taken for number in numbers]
+    batches = _cut(_gathered([sequences[number] for number in flat], flat), taken, lengths)
+    for batch, numbers, mine in zip(batches, share, taken, strict=True):
+        if not numbers:
+            _untrain(batch)
+        if image_token_id is not None:
+            add_images(batch, [sequences[number] for number in mine], mine, image_token_id)
+    return batches
 
 
-def _batch(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenBatch:
-    """One micro-batch; `numbers` are what its sequences are called."""
+def _gathered(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenBatch:
+    """All of a rank's sequences as one batch; `numbers` are what they are called."""
     first = sequences[0]
     apart = "input_ids" not in first
-    answers = _arrays(sequences, "response_ids" if apart else "input_ids")
-    sizes = _lengths(answers)
-    prompts = _arrays(sequences, "prompt_ids") if apart else []
-    before = _lengths(prompts) if apart else np.zeros_like(sizes)
+    answers = ids_of(sequences, "response_ids" if apart else "input_ids", numbers)
+    sizes = lengths_of(answers)
+    prompts = ids_of(sequences, "prompt_ids", numbers) if apart else []
+    before = lengths_of(prompts) if apart else np.zeros_like(sizes)
 
-    def arrays_of(name: str) -> list[Array]:
-        """A column by token as arrays that lie behind each other, zeros for each prompt."""
-        arrays = _arrays(sequences, name)
-        if (wrong := np.flatnonzero(_lengths(arrays) != sizes)).size:
-            at = int(wrong[0])
-            raise CollateError(
-                f"{name} of sequence {numbers[at]} has {len(arrays[at])} entries for {sizes[at]} "
-                f"{'response_ids' if apart else 'input_ids'}: one for each token, unshifted"
-            )
-        if not apart:
-            return arrays
-        zeros = np.zeros((int(before.max()), *arrays[0].shape[1:]), dtype=arrays[0].dtype)
-        return _interleaved([zeros[:size] for size in before.tolist()], arrays)
+    def of_tokens(name: str) -> Array:
+        """A column by token, zeros for each prompt."""
+        per = "response_ids" if apart else "input_ids"
+        return by_token(name, column(sequences, name), sizes, before, numbers=numbers, per=per)
 
     lengths = before + sizes
     batch = assemble(
-        ids=_interleaved(prompts, answers) if apart else answers,
+        ids=interleaved(prompts, answers) if apart else answers,
         labels=[],
         lengths=lengths,
         sequence_ids=[np.asarray(numbers)],
@@ -95,53 +115,64 @@ def _batch(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenBatc
     )
     labels = batch["labels"].numpy()[0]
     if "labels" in first:
-        np.concatenate(arrays_of("labels"), out=labels, casting="unsafe")
+        labels[:] = of_tokens("labels")
     elif "response_mask" in first:
-        np.copyto(labels, IGNORE_INDEX, where=np.concatenate(arrays_of("response_mask")) == 0)
+        np.copyto(labels, IGNORE_INDEX, where=of_tokens("response_mask") == 0)
     elif apart:
         edges = np.stack([before, sizes], axis=1).reshape(-1)
         np.copyto(labels, IGNORE_INDEX, where=np.tile([True, False], len(sizes)).repeat(edges))
     labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX  # nothing predicts a sequence's first token
-    batch["num_targets"] = int(np.count_nonzero(labels != IGNORE_INDEX))
     for name, value in first.items():
-        if name in _OWN:
+        if name in _OWN or name in OF_IMAGES:
             continue
         if np.ndim(value):
-            batch[name] = torch.from_numpy(np.concatenate(arrays_of(name))[None])
+            values = of_tokens(name)
+            refuse_nan(name, values, labels, lengths, numbers)
+            batch[name] = torch.from_numpy(values[None])
         else:
-            values = _column(sequences, name)
-            batch[name] = values if isinstance(value, str) else torch.from_numpy(np.asarray(values))
+            batch[name] = by_sequence(name, column(sequences, name))
     return batch
 
 
-def _without_targets(batch: VarlenBatch) -> VarlenBatch:
-    """What a rank computes where no sequence is left for it: these tokens, untrained, and zeros."""
+def _cut(batch: VarlenBatch, taken: list[list[int]], lengths: Array) -> list[VarlenBatch]:
+    """The batch in parts of these sequences: views of it, with boundaries of their own."""
+    trained = batch["labels"].numpy()[0] != IGNORE_INDEX
+    columns = {name: value for name, value in batch.items() if name not in (*MODEL_INPUTS, "num_targets")}
+    seq_idx = batch["seq_idx"].numpy()
+    found, token, sequence = [], 0, 0
+    for numbers in taken:
+        mine = lengths[numbers]
+        bounds = np.zeros(len(mine) + 1, dtype=np.int32)
+        np.cumsum(mine, out=bounds[1:])
+        tokens, longest = slice(token, token + int(bounds[-1])), int(mine.max())
+        rows = slice(sequence, sequence + len(mine))
+        cu_seq_lens = torch.from_numpy(bounds)
+        part = VarlenBatch(
+            input_ids=batch["input_ids"][:, tokens],
+            labels=batch["labels"][:, tokens],
+            position_ids=batch["position_ids"][:, tokens],
+            cu_seq_lens_q=cu_seq_lens,
+            cu_seq_lens_k=cu_seq_lens,
+            max_length_q=longest,
+            max_length_k=longest,
+            seq_idx=torch.from_numpy(seq_idx[:, tokens] - np.int32(sequence)),
+            num_targets=int(np.count_nonzero(trained[tokens])),
+        )
+        for name, value in columns.items():
+            by_token = isinstance(value, torch.Tensor) and value.ndim > 1
+            part[name] = value[:, tokens] if by_token else value[rows]
+        found.append(part)
+        token, sequence = tokens.stop, rows.stop
+    return found
+
+
+def _untrain(batch: VarlenBatch) -> None:
+    """Make it what a rank computes where no sequence is left for it: these tokens, and zeros."""
     for name, values in batch.items():
         if name == "labels":
             values.fill_(IGNORE_INDEX)
-        elif name not in (*MODEL_INPUTS, "sequence_ids", "num_targets"):
+        elif name == "sequence_ids":
+            values.fill_(-1)
+        elif name not in (*MODEL_INPUTS, "num_targets"):
             batch[name] = torch.zeros_like(values) if isinstance(values, torch.Tensor) else [""] * len(values)
     batch["num_targets"] = 0
-    return batch
-
-
-def _interleaved(some: list[Array], others: list[Array]) -> list[Array]:
-    return [part for pair in zip(some, others, strict=True) for part in pair]
-
-
-def _column(sequences: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    try:
-        return [one[name] for one in sequences]
-    except KeyError:
-        at = next(place for place, one in enumerate(sequences) if name not in one)
-        raise CollateError(
-            f"a sequence has no {name}, and all have the same names; it has {', '.join(sequences[at])}"
-        ) from None
-
-
-def _arrays(sequences: Sequence[Mapping[str, Any]], name: str) -> list[Array]:
-    return [np.asarray(value) for value in _column(sequences, name)]
-
-
-def _lengths(arrays: list[Any]) -> Array:
-    return np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))

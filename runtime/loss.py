@@ -31,6 +31,20 @@ def step_targets(
     device, count = torch.device("cpu"), 0
     for batch in batches:
         device, count = batch["labels"].device, count + batch.num_targets
+    return step_total(count, device=device, group=group)
+
+
+def step_total(
+    count: int,
+    *,
+    device: torch.device | str | int = "cpu",
+    group: torch.distributed.ProcessGroup | None = None,
+) -> int:
+    """What this rank counted for a step (pairs, answers, sequences), summed over the data-parallel ranks.
+
+    For losses that are not by token. `device` is one that the ranks' backend sums on. Otherwise as
+    `step_targets`.
+    """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         total = torch.tensor(count, dtype=torch.int64, device=device)
         torch.distributed.all_reduce(total, group=group)

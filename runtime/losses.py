@@ -142,7 +142,8 @@ def grpo_losses(
     """GRPO (Shao et al. 2024, eq. 3 and 4) of each trained token, 0 elsewhere: [1, T].
 
     `logps` [1, T] from `token_logps`; the batch's `advantages` and `old_logprobs` [1, T] are aligned with its
-    labels, which are the response mask; without `old_logprobs` the policy is taken for the one that sampled.
+    labels, which are the response mask; `advantages` [N] hold for each sequence's tokens alike. Without
+    `old_logprobs` the policy is taken for the one that sampled.
     `beta` weighs the distance from `reference_logps` [1, T]. For the mean over tokens divide the sum by
     `step_targets(batches)`; for the mean of the sequences' means multiply by `sequence_weights(batch)` and
     divide by the step's sequences (both in padless.runtime.loss). Raises CollateError without `advantages`.
@@ -153,6 +154,8 @@ def grpo_losses(
             "pack_sequences)"
         )
     advantages, old = batch["advantages"], batch.get("old_logprobs")
+    if advantages.ndim == 1:
+        advantages = advantages[batch["seq_idx"].long()]
     ratio = torch.exp(logps - (logps.detach() if old is None else old))
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     losses = -torch.minimum(ratio * advantages, clipped * advantages)

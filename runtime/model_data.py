@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from padless.runtime.errors import ModelError
+from padless.runtime.errors import MissingFileError, ModelError
 from padless.runtime.model_families import find_decoder
 from padless.runtime.reader import PackedReader
 
@@ -100,13 +100,24 @@ def _check_tokenizer(model: ModelFacts, reader: PackedReader, data: str | Path) 
     if "sha256:" + hashlib.sha256(content).hexdigest() == made_with:
         return
     # Saved again by another version a tokenizer has other bytes: then its vocabulary decides.
-    stored = Path(data) / "tokenizer" / "tokenizer.json"
-    if stored.is_file() and _vocabulary(stored.read_bytes()) == _vocabulary(content):
+    stored = _stored_tokenizer(reader)
+    if stored is not None and _vocabulary(stored) == _vocabulary(content):
         return
     raise ModelError(
         f"{data} was made with the tokenizer {made_with}, and {file} has other ids; build with "
         f"--tokenizer {model.folder}"
     )
+
+
+def _stored_tokenizer(reader: PackedReader) -> bytes | None:
+    """The tokenizer that lies beside the packs, here or behind their URL."""
+    name = "tokenizer/tokenizer.json"
+    try:
+        return (
+            (reader.path / name).read_bytes() if reader.remote is None else reader.remote.storage.read(name)
+        )
+    except (FileNotFoundError, MissingFileError):
+        return None
 
 
 def _vocabulary(tokenizer: bytes) -> Any:

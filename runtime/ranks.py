@@ -11,6 +11,8 @@ from padless.runtime.errors import StreamError
 
 # Both names exist in accelerate, the first in transformers as well.
 _SPLITTERS = ("IterableDatasetShard", "DataLoaderDispatcher")
+LOADERS = ("_MultiProcessingDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter")
+"""What makes workers: torch's, and torchdata's."""
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -45,12 +47,26 @@ def refuse_to_be_split() -> None:
         )
 
 
+def has_no_exact_states() -> bool:
+    """Whether a StatefulDataLoader that yields batches as they come makes its workers now, or forked this.
+
+    Which batches were yielded is then in none of its states. Torch's own DataLoader takes no states.
+    """
+    return not getattr(_caller(*LOADERS[1:]), "_in_order", True)
+
+
 def is_called_by(*names: str) -> str | None:
     """The class, of those named, that a method of runs while this is called; None where none does."""
+    caller = _caller(*names)
+    return None if caller is None else type(caller).__name__
+
+
+def _caller(*names: str) -> object | None:
+    """The nearest object of a class so named that a method of runs: in a forked worker its loader, too."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        name = type(frame.f_locals.get("self")).__name__
-        if name in names:
-            return name
+        found: object = frame.f_locals.get("self")
+        if type(found).__name__ in names:
+            return found
     return None

@@ -96,6 +96,10 @@ class RemoteFolder:
                 "make room there, or set PADLESS_CACHE to another folder"
             ) from None
 
+    def has(self, info: FileInfo | ShardInfo | TableInfo) -> bool:
+        """Whether a listed file lies in the cache, however it looks behind the URL by now."""
+        return self.cache.has(info.bytes, info.checksum)
+
     def fetch(self, info: FileInfo | ShardInfo | TableInfo) -> None:
         """Let a listed file come into the cache; raises as `open_file` does."""
         self.open_file(info, lambda path: None)

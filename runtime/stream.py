@@ -27,10 +27,17 @@ from padless.runtime.batch import Pack
 from padless.runtime.bucket_order import BucketOrder, BucketWindow
 from padless.runtime.collate import collate
 from padless.runtime.dataset import PackedDataset, pack_costs, shuffle_of, step_order
-from padless.runtime.errors import StreamError
+from padless.runtime.errors import StateError, StreamError
 from padless.runtime.gather import Gather
+from padless.runtime.loader_state import find_state, position_after
 from padless.runtime.order import Position, StepOrder, Window, idle_share
-from padless.runtime.ranks import find_ranks, is_called_by, refuse_to_be_split
+from padless.runtime.ranks import (
+    LOADERS,
+    find_ranks,
+    has_no_exact_states,
+    is_called_by,
+    refuse_to_be_split,
+)
 from padless.runtime.reader import PackedReader
 from padless.runtime.schema import OWN_COLUMNS, ColumnInfo, parse_type
 from padless.runtime.stream_state import StreamState, data_identity
@@ -47,7 +54,9 @@ class PackedStream(IterableDataset[VarlenBatch]):
 
     With DataLoader workers (`DataLoader(stream, batch_size=None, num_workers=2)`) the batches and
     their order are the same, but it is the workers' copies that advance: name the epoch with
-    `set_epoch` before each pass, and take states through torchdata's StatefulDataLoader.
+    `set_epoch` before each pass, and take states through torchdata's StatefulDataLoader. Persistent
+    workers go from epoch to epoch by themselves, do not hear of `set_epoch`, and raise StreamError where
+    a pass begins after one that was broken off.
     """
 
     def __init__(
@@ -102,7 +111,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         self.packs_per_batch, self.tokens_per_batch = packs_per_batch, tokens_per_batch
         self.remainder, self.balance = remainder, balance
         data = data_identity(self.reader.manifest, self.reader.plan)
-        self._order, self._gather = self._order_of_packs(), Gather(self.reader)
+        self._order, self._gather = self._order_of_packs(self._steps), Gather(self.reader)
         self._plan_epoch(max(epoch, 0))
         self._state = StreamState(
             data=data if replan is None else f"{data} by {replan}",
@@ -111,6 +120,8 @@ class PackedStream(IterableDataset[VarlenBatch]):
             position=Position(epoch=0),
         )
         self._reached: tuple[Window | BucketWindow, int, tuple[int, int]] | None = None
+        self._under_way = False
+        self._without_states = False
         self._in_workers = _shared_flag()
         if not len(self):
             order = self._order
@@ -122,20 +133,19 @@ class PackedStream(IterableDataset[VarlenBatch]):
             )
         self.set_epoch(epoch)
 
-    def _order_of_packs(
-        self, world_size: int | None = None, *, checked: bool = True
-    ) -> StepOrder | BucketOrder:
-        return step_order(
-            self.reader,
-            packs_per_batch=self.packs_per_batch,
-            tokens_per_batch=self.tokens_per_batch,
-            pads=self._pads,
-            world_size=world_size or self.world_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
-            balance=self.balance,
-            checked=checked,
-        )
+    @property
+    def _steps(self) -> dict[str, Any]:
+        """What steps are made by: options of `step_order`."""
+        return {
+            "packs_per_batch": self.packs_per_batch,
+            "tokens_per_batch": self.tokens_per_batch,
+            "world_size": self.world_size,
+            "balance": self.balance,
+            "pads": self._pads,
+        }
+
+    def _order_of_packs(self, steps: Mapping[str, Any], *, checked: bool = True) -> StepOrder | BucketOrder:
+        return step_order(self.reader, seed=self._seed, shuffle=self._shuffle, checked=checked, **steps)
 
     def _plan_epoch(self, epoch: int) -> None:
         """Have the packs of an epoch's own plan; every rank makes the same one."""
@@ -143,7 +153,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
             self.reader = self.reader.replanned(self.replan, seed=self._seed, epoch=epoch)
             # A later epoch may have a pack less of a length: no reason to stop in the middle of a training.
             is_first = self._planned_epoch < 0
-            self._order, self._planned_epoch = self._order_of_packs(checked=is_first), epoch
+            self._order, self._planned_epoch = self._order_of_packs(self._steps, checked=is_first), epoch
             self._gather = Gather(self.reader)
 
     def __len__(self) -> int:
@@ -171,9 +181,11 @@ class PackedStream(IterableDataset[VarlenBatch]):
         """Where the next batch begins: the same on every rank after the same step.
 
         Raises StreamError where DataLoader workers made the last batches: their copies know, this one
-        does not.
+        does not. In a worker it is what a StatefulDataLoader asks for.
         """
-        if self._in_workers[0] and get_worker_info() is None:
+        if self._place()[1]:
+            return self._settled().to_dict() | {"steps": self._steps}
+        if self._in_workers[0]:
             raise StreamError(
                 "the batches were made by the copies of this stream in DataLoader workers, so its own state "
                 "is an old one: take states of torchdata's StatefulDataLoader, or make batches ahead without "
@@ -181,24 +193,44 @@ class PackedStream(IterableDataset[VarlenBatch]):
             )
         return self._settled().to_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, with any number of ranks, workers and packs a batch.
 
-        Raises StateError for a state of another data set, seed, shuffle or version.
+        It is one of `state_dict()`, or the whole state of a StatefulDataLoader over a stream, with which
+        a new loader goes on under another number of workers too: load it here, not into the loader.
+        Raises StateError for a state of another data set, seed, shuffle or version, and of what it is not.
         """
-        epoch = state.get("epoch")
+        found = find_state(state)
+        epoch = found.state.get("epoch")
         try:
             if isinstance(epoch, int) and epoch >= 0:
                 self._plan_epoch(epoch)
             orders = self._order.orders if isinstance(self._order, BucketOrder) else ()
             buckets = tuple(order.num_packs for order in orders)
-            self._state = self._state.load(state, num_packs=self._order.num_packs, buckets=buckets)
-            self._reached = None
+            loaded = self._state.load(found.state, num_packs=self._order.num_packs, buckets=buckets)
+            if found.steps:
+                order = self._order_that_made(found.state)
+                loaded = loaded.at(position_after(order, loaded.position, found.steps))
+            self._state = loaded.taken_up(*self._place())
+            self._reached, self._under_way = None, False
             self._in_workers[0] = 0
         finally:
             self._plan_epoch(self.epoch)
         if self._state.worker is None:
             self._end_epoch()
+
+    def _order_that_made(self, state: Mapping[str, Any]) -> StepOrder | BucketOrder:
+        """The order, in steps as they were when the state was taken."""
+        try:
+            return self._order_of_packs({**state["steps"]}, checked=False)
+        except (KeyError, TypeError, StreamError) as problem:
+            raise StateError(f"the state does not say how its steps were made ({problem!r})") from None
+
+    @staticmethod
+    def _place() -> tuple[int, int]:
+        """The DataLoader worker that this is, and of how many; 0 of 0 where it is none."""
+        info = get_worker_info()
+        return (0, 0) if info is None else (info.id, info.num_workers)
 
     def __iter__(self) -> Iterator[VarlenBatch]:
         refuse_to_be_split()
@@ -207,9 +239,10 @@ class PackedStream(IterableDataset[VarlenBatch]):
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker cannot see whose loader it works for; the process that pickles for it can.
         refuse_to_be_split()
-        if is_called_by("_MultiProcessingDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter"):
+        if is_called_by(*LOADERS):
             self._in_workers[0] = 1
-        return {key: value for key, value in self.__dict__.items() if key != "_in_workers"}
+        kept = {key: value for key, value in self.__dict__.items() if key != "_in_workers"}
+        return kept | {"_without_states": has_no_exact_states()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _in_workers=_shared_flag())
@@ -220,15 +253,16 @@ class PackedStream(IterableDataset[VarlenBatch]):
         By cost 24,576 L + L^2 summed over a pack's sequences; from 0 to 1.
         """
         world = world_size or self.world_size
-        steps = self._order_of_packs(world).whole_steps(Position(epoch=self.epoch))
+        order = self._order_of_packs(self._steps | {"world_size": world})
+        steps = order.whole_steps(Position(epoch=self.epoch))
         return idle_share(pack_costs(self.reader), world, steps)
 
     def _batches(self) -> Iterator[VarlenBatch]:
         """The rest of the epoch."""
-        info = get_worker_info()
-        place = worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        if info is not None:
-            self._in_workers[0] = 1
+        worker, workers = self._place()
+        if workers:
+            self._begin_in_worker(workers)
+        place = worker, workers = worker, max(workers, 1)
         rank, world_size, gather = self.rank, self.world_size, self._gather
         begun = self._settled()
         first = begun.first_step(worker, workers)
@@ -256,6 +290,22 @@ class PackedStream(IterableDataset[VarlenBatch]):
         if self.epoch == begun.position.epoch:
             self._go(Position(epoch=begun.position.epoch + 1))
 
+    def _begin_in_worker(self, workers: int) -> None:
+        """Begin a pass that the process with the loader does not see; raises StreamError."""
+        self._in_workers[0] = 1
+        if workers > 1 and (self._without_states or has_no_exact_states()):
+            raise StreamError(
+                "a StatefulDataLoader with in_order=False yields the batches of its workers as they come, "
+                "and its states do not say which have come: leave in_order=False out, or take torch's own "
+                "DataLoader, without states"
+            )
+        if self._under_way:
+            raise StreamError(
+                "the pass before this one was broken off, and what the persistent workers had made ahead is "
+                "lost: leave persistent_workers=True out, or go through each pass to its end"
+            )
+        self._under_way = True
+
     def _settled(self) -> StreamState:
         """The state after the last batch: made where it is asked for, not with every batch."""
         if self._reached is not None:
@@ -266,7 +316,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
 
     def _go(self, position: Position) -> None:
         self._plan_epoch(position.epoch)
-        self._state, self._reached = self._state.at(position), None
+        self._state, self._reached, self._under_way = self._state.at(position), None, False
 
     def _end_epoch(self) -> None:
         """Move on where what remains of the epoch makes no batch, so that a state says so."""

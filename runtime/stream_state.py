@@ -6,6 +6,7 @@ numbers of at most one window of packs, whatever the data's size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,17 +45,25 @@ class StreamState:
     def first_step(self, worker: int, workers: int) -> int:
         """The first of the coming steps that is the worker's.
 
-        A worker that goes on after its own batch leaves the next ones to its siblings. Raises
-        StateError where a worker's state is loaded elsewhere.
+        A worker that goes on after its own batch leaves the next ones to its siblings.
         """
-        if self.worker is None:
-            return worker
+        return worker if self.worker is None else workers - 1
+
+    def taken_up(self, worker: int, workers: int) -> StreamState:
+        """The state for a stream that goes on there; raises StateError in a worker that it is not of.
+
+        Without workers it is a position like any other, since loaders take batches of workers in turn.
+        """
+        if self.worker is None or workers == 0:
+            return self.at(self.position)
         if self.worker != (worker, workers):
             raise StateError(
                 f"the state was taken in DataLoader worker {self.worker[0]} of {self.worker[1]}, this is "
-                f"{worker} of {workers}: use as many workers as before, or take states without workers"
+                f"{worker} of {workers}: a loader goes on with as many workers as before. For another number "
+                "load the loader's state into the stream, stream.load_state_dict(state), and give the stream "
+                "to a new loader"
             )
-        return workers - 1
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """The state as numbers, strings and lists."""
@@ -73,7 +82,7 @@ class StreamState:
             "worker": list(self.worker) if self.worker else None,
         }
 
-    def load(self, state: dict[str, Any], *, num_packs: int, buckets: tuple[int, ...] = ()) -> StreamState:
+    def load(self, state: Mapping[str, Any], *, num_packs: int, buckets: tuple[int, ...] = ()) -> StreamState:
         """The state that a dict holds, if it belongs to this stream; raises StateError.
 
         `buckets`: the packs of each length, where steps are of one length each.
@@ -124,7 +133,7 @@ def _numbers(position: Position) -> dict[str, Any]:
     return {"taken": position.taken, "left": position.left.tolist(), "group": position.group}
 
 
-def _position(state: dict[str, Any], epoch: int, num_packs: int) -> Position:
+def _position(state: Mapping[str, Any], epoch: int, num_packs: int) -> Position:
     """A position among `num_packs` packs; StateError where it is none, and what reading the dict raises."""
     left = np.array(state["left"], dtype=np.int64).reshape(-1)
     taken, group = int(state["taken"]), int(state["group"])

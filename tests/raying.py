@@ -84,7 +84,7 @@ class Gate:
         # Nested, so that it travels by value: the nodes need not know of it.
         def task(run: Any, *packed: Any) -> Any:
             job = pickle.loads(packed[-1].data)
-            number = job.task.chunk.index if stage == "tokenize" else job.number
+            number = job[0].task.chunk.index if stage == "tokenize" else job.number
             if number >= first:
                 node = ray.get_runtime_context().get_node_id()
                 with open(os.path.join(folder, f"{number}-{node}-{os.getpid()}.mark"), "w"):

@@ -29,14 +29,14 @@ from building import (
 )
 
 from padless.packer import PackConfig
-from padless.packer.commands import app
+from padless.packer.commands import make_app
 from padless.packer.formats import FORMATS
 from padless.packer.options import FIELD_OF_OPTION
 from padless.packer.strategies import STRATEGIES
 from padless.packer.verify import verify
 from padless.runtime.reader import PackedReader
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
 BUILD_OPTIONS = """
     --tokenizer --max-length --output --format --column --split --subset --revision --text-by --limit
     --weight --max-records --max-tokens --mix-by --mix-target --max-repeats

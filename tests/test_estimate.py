@@ -43,6 +43,15 @@ def test_all_records_give_what_the_build_gives(tmp_path: Path) -> None:
     assert tried["none", MAX_LENGTH]["packs"] == report["sequences"]
 
 
+def test_what_is_wrong_with_a_source_is_told_by_its_own_name(tmp_path: Path) -> None:
+    """The build behind an estimate reads files of its own, which are gone when one reads of them."""
+    odd = write_lines(tmp_path / "odd.jsonl", [{"foo": 1}])
+    for sources in ([odd], [DEMO, odd]):
+        run = pack("estimate", *sources, *OPTIONS)
+        assert run.code == 2
+        assert run.err.startswith(f"error: the sample of {odd}: cannot tell its format from its columns")
+
+
 def test_no_sample_is_so_small_that_it_looks_sure() -> None:
     found = pack("estimate", DEMO, *OPTIONS, "--limit", 1, "--json").json
     assert found["records"] == 2

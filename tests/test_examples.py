@@ -23,6 +23,7 @@ def test_an_example_trains_with_the_losses_of_the_single_sequences(name: str, tm
 
 SHARED = {"demo", "tiny"}
 OF_METHODS = {"dpo", "kto", "reward", "grpo", "evaluation", "vision_language", "pretraining", "distillation"}
+OF_METHODS |= {"hybrid"}
 """Examples that test_examples_of_methods runs."""
 
 

@@ -184,3 +184,13 @@ def test_qwens_tokenizer_has_its_own_tokens(shared: Path, tmp_path: Path) -> Non
     pre, suf, mid = (ids.index(library.token_to_id(name)) for name in NAMES)
     parts = [library.decode(ids[a:b]) for a, b in ((pre + 1, suf), (mid + 1, len(ids) - 1), (suf + 1, mid))]
     assert "".join(parts) == text
+
+
+def test_an_estimate_counts_the_tokens_that_a_build_gives(tokenizer: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "rows.jsonl", ROWS)
+    options = ("--tokenizer", tokenizer, "--max-length", 256, "--fim-rate", 0.5, "--fim-spm-rate", 0.3)
+    options += ("--fim-tokens", ",".join(NAMES))
+    found = pack("estimate", source, *options, "--json").json
+    build = pack("build", source, *options, "--output", tmp_path / "packed", "--json").json
+    plain = pack("estimate", source, *options[:4], "--json").json
+    assert found["tokens"] == build["tokens"] > plain["tokens"]

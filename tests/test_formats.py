@@ -64,16 +64,6 @@ CONVERTED: list[tuple[str, dict[str, Any], Example]] = [
             ]
         ),
     ),
-    (
-        "sharegpt",
-        {"system": "s", "conversations": [{"from": "human", "value": "q"}]},
-        Chat([{"role": "system", "content": "s"}, user("q")]),
-    ),
-    (
-        "sharegpt",
-        {"system": "other", "conversations": [{"from": "system", "value": "s"}]},
-        Chat([{"role": "system", "content": "s"}]),
-    ),
     ("sharegpt", {"conversation": [user("q"), answer("a")]}, Chat([user("q"), answer("a")])),
     (
         "sharegpt",

@@ -6,6 +6,7 @@ are those of the faults, scaled down to seconds.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -125,6 +126,15 @@ def test_a_plan_of_millions_takes_a_few_bytes_a_sequence(name: str, most: int) -
     found, peak = traced(plan)
     check_plan(found, lengths, 4096, 1024)
     assert peak < most * len(lengths) + 16 * MB  # and what a block of them takes while it is placed
+
+
+def test_a_spread_plan_of_millions_takes_16_bytes_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BR-102; beside the lengths, and with its packs in a drawn order."""
+    monkeypatch.setattr(importlib.import_module("padless.packer.strategies.spread"), "BASE", 1 << 13)
+    lengths = np.random.default_rng(0).integers(1, 65, 1_000_000).astype(np.int32)
+    found, peak = traced(lambda: STRATEGIES["spread"](lengths, 1024, seed=0, shuffle=True))
+    check_plan(found, lengths, 1024)
+    assert peak < 16 * len(lengths)
 
 
 def traced(run: Callable[[], PackPlan]) -> tuple[PackPlan, int]:

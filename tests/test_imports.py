@@ -150,7 +150,7 @@ def test_the_reader_loads_neither_torch_nor_pandas(module: str) -> None:
     assert loaded & HEAVY == set()
 
 
-def test_build_on_local_files_loads_no_heavy_library(demo_data: Path, tmp_path: Path) -> None:
+def test_build_and_repack_on_local_files_load_no_heavy_library(demo_data: Path, tmp_path: Path) -> None:
     source = tmp_path / "tiny.jsonl"
     lines = (demo_data / "instructions.jsonl").read_text(encoding="utf-8").splitlines()
     source.write_text("\n".join(lines[:20]) + "\n", encoding="utf-8")
@@ -161,4 +161,11 @@ def test_build_on_local_files_loads_no_heavy_library(demo_data: Path, tmp_path: 
         *("--output", str(output), "--workers", "2", "--quiet"),
     )
     assert (output / "manifest.json").is_file()
+    assert loaded & HEAVY == set()
+    again = tmp_path / "again"
+    loaded = loaded_by(
+        *("-c", "from padless.packer.cli import main; main()", "repack", str(output), "--quiet"),
+        *("--max-length", "2048", "--output", str(again), "--workers", "2"),
+    )
+    assert (again / "manifest.json").is_file()
     assert loaded & HEAVY == set()

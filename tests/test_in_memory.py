@@ -160,8 +160,67 @@ def test_values_of_a_sequence_stay_with_it() -> None:
         ([{"input_ids": np.arange(2)}, {"input_ids": np.arange(0)}], "sequence 1 is empty"),
         ([{"input_ids": [1, 2], "reward": 1.0}, {"input_ids": [1, 2]}], "has no reward"),
         ([{"text": "no ids"}], "has no prompt_ids"),
+        (
+            [{"input_ids": [1]}, {"input_ids": [1], "reward": 1}],
+            "sequence 1 has reward, and sequence 0 has none",
+        ),
+        ([{"input_ids": [1.0, 2.0]}], r"input_ids of sequence 0 is float64 \[2\]"),
+        ([{"input_ids": np.ones((1, 3), np.int64)}, {"input_ids": [1]}], r"sequence 0 is int64 \[1, 3\]"),
+        ([{"input_ids": [1, 2], "reward": 1.0}, {"input_ids": [1], "reward": None}], "NoneType and float"),
+        ([{"input_ids": [1, 2], "reward": 1.0}, {"input_ids": [1], "reward": [2.0]}], "float and list"),
+        (
+            [{"input_ids": [1, 2], "adv": [1.0, 2]}, {"input_ids": [1], "adv": 2.0}],
+            "sequence 1 has a number for",
+        ),
+        ([{"input_ids": [1, 2], "k": [[1], [2]]}, {"input_ids": [1], "k": [3]}], "k is not alike in all"),
+        ([{"input_ids": [1, 2], "k": ["a", "b"]}], "columns by token are numbers"),
+        (
+            [{"input_ids": [1, 2], "image_grid_thw": [[1, 2, 2]]}],
+            "sequence 0 has image_grid_thw: give image_tok",
+        ),
+        ([{"input_ids": [1, 2], "video_grid_thw": [[1, 2, 2]]}], "videos are not packed"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(CollateError, match=message):
         pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+
+
+def test_lists_and_empty_prompts_and_responses_are_taken() -> None:
+    """An empty list is one of floats to numpy; Python's floats are float32, as in torch and in folders."""
+    rows = [
+        {"prompt_ids": [], "response_ids": [5, 6], "advantages": [0.5, 0.25], "reward": 1.5},
+        {"prompt_ids": [7, 8], "response_ids": [], "advantages": [], "reward": 2.5},
+        {"prompt_ids": [9], "response_ids": [4], "advantages": [1.0], "reward": 0.5},
+    ]
+    (batch,) = pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+    assert batch["sequence_ids"].tolist() == [0, 1, 2]
+    assert batch["labels"].tolist() == [[-100, 6, -100, -100, -100, 4]] and batch.num_targets == 2
+    assert batch["advantages"].tolist() == [[0.5, 0.25, 0, 0, 0, 1]]
+    assert batch["advantages"].dtype == batch["reward"].dtype == torch.float32
+
+
+def test_nan_is_refused_where_it_would_be_trained() -> None:
+    values = np.array([np.nan, 1.0], dtype=np.float32)
+    rows = [{"input_ids": [5, 6], "advantages": np.ones(2, dtype=np.float32)}]
+    with pytest.raises(CollateError, match="advantages of sequence 1 has NaN at a trained token"):
+        bad = {"input_ids": [5, 6], "advantages": values[::-1]}
+        pack_sequences([*rows, bad], max_tokens=8, rank=0, world_size=1)
+    # The first token of a sequence is never trained.
+    (batch,) = pack_sequences(
+        [*rows, {"input_ids": [5, 6], "advantages": values}], max_tokens=8, rank=0, world_size=1
+    )
+    assert batch["advantages"].isnan().tolist() == [[False, False, True, False]]
+
+
+def test_batches_of_a_rank_are_changed_apart() -> None:
+    """They are views of one share, and none of another's tokens."""
+    rows = [rollout(number, 3, 5) for number in range(6)]
+    batches = pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+    assert len(batches) == 6
+    for batch in batches:
+        for name in ("input_ids", "labels", "position_ids", "old_logprobs", "reward", "topk"):
+            batch[name].fill_(-7)
+    for batch in pack_sequences(rows, max_tokens=8, rank=0, world_size=1):
+        assert batch["cu_seq_lens_q"].tolist() == [0, 8] and batch["seq_idx"].unique().tolist() == [0]
+        assert int(batch["input_ids"][0, 0]) == 100 * int(batch["sequence_ids"])

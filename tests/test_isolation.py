@@ -62,21 +62,22 @@ def test_boundaries_are_never_guessed_from_ids() -> None:
 
 
 class LeakyAttention(nn.Module):
-    """Adds to each token half of the one before it, wherever that is from."""
+    """Adds to each token a share of the one before it, wherever that is from."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, share: float) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.share = inner, share
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
         before = nn.functional.pad(hidden_states, (0, 0, 1, 0))[:, :-1]
-        return self.inner(hidden_states=hidden_states + 0.5 * before, **kwargs)
+        return self.inner(hidden_states=hidden_states + self.share * before, **kwargs)
 
 
-def test_a_short_convolution_that_leaks_is_named_by_its_layer() -> None:
+@pytest.mark.parametrize("share", [0.5, 1e-3])
+def test_a_short_convolution_that_leaks_is_named_by_its_layer(share: float) -> None:
     """BR-006: attention is isolated, and what stands before it is not."""
     model = tiny("llama", num_hidden_layers=3)
-    model.model.layers[1].self_attn = LeakyAttention(model.model.layers[1].self_attn)
+    model.model.layers[1].self_attn = LeakyAttention(model.model.layers[1].self_attn, share)
     with pytest.raises(IsolationError, match=r"layers\.1\.self_attn \(LeakyAttention\)"):
         prepare_model(model, check=True)
     assert not model.model._forward_pre_hooks, "a refused model is as it was"
@@ -120,7 +121,7 @@ def test_weights_in_host_memory_are_checked_at_the_first_packed_batch_and_once()
 
 def test_a_leak_found_at_the_first_packed_batch_is_found_at_the_next_one_too() -> None:
     model = tiny("llama")
-    model.model.layers[1].self_attn = LeakyAttention(model.model.layers[1].self_attn)
+    model.model.layers[1].self_attn = LeakyAttention(model.model.layers[1].self_attn, 0.5)
     prepare_model(model)
     for _ in range(2):
         with pytest.raises(IsolationError, match=r"layers\.1"):

@@ -240,6 +240,15 @@ def test_grpo_over_packed_rollouts_is_that_of_the_rollouts_alone(model: Any, mea
     assert_same_training(model, together, apart)
 
 
+def test_grpo_takes_one_advantage_for_a_whole_response(model: Any) -> None:
+    each = [1.5, -0.5, 0.0, 2.0, -1.0, 0.25]
+    spread = [[value] * len(ids) for value, (ids, _) in zip(each, ANSWERS, strict=True)]
+    by_token = batch_of(ANSWERS, token={"advantages": spread})
+    by_sequence = batch_of(ANSWERS, sequence={"advantages": each})
+    logps = token_logps(logits_of(model, by_token), by_token)
+    assert torch.equal(grpo_losses(logps, by_sequence), grpo_losses(logps, by_token))
+
+
 def test_grpo_takes_the_policy_for_the_sampling_one_where_nothing_is_known_of_it(model: Any) -> None:
     batch = batch_of(ANSWERS, token={"advantages": [[2.0] * len(ids) for ids, _ in ANSWERS]})
     logps = token_logps(logits_of(model, batch), batch)

@@ -17,7 +17,7 @@ from padless.runtime.model_data import check_data as check
 from padless.runtime.models import prepare_model
 
 
-def check_data(model: Any, data: Path, attention: str = "auto") -> str:
+def check_data(model: Any, data: Path | str, attention: str = "auto") -> str:
     return check(ModelFacts.of_model(model), data, attention)
 
 
@@ -61,7 +61,10 @@ def test_sequences_beyond_the_models_positions_are_refused_with_the_way_out(tmp_
     ],
     ids=["saved again", "other words", "a further token"],
 )
-def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path, theirs: dict[str, Any], fits: bool) -> None:
+def test_a_tokenizer_with_other_ids_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: dict[str, Any], fits: bool
+) -> None:
+    monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "cache"))
     ours = {"model": {"vocab": {"a": 0}}, "added_tokens": []}
     data = folder(tmp_path / "packed", 3, tokenizer=json.dumps(ours).encode())
     edit_manifest(data, lambda manifest: manifest["tokenizer"].update(fingerprint="sha256:00"))
@@ -71,6 +74,7 @@ def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path, theirs: dict[str,
     model.name_or_path = str(tmp_path / "model")
     if fits:
         check_data(model, data)
+        check_data(model, f"file://{data}")
     else:
         with pytest.raises(ModelError, match="has other ids; build with --tokenizer"):
             check_data(model, data)

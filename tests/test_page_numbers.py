@@ -111,8 +111,8 @@ def test_tables_of_records(report: dict[str, Any], page: Tables) -> None:
     ]
     assert page.tables.get("Reasons", [[]])[1:] == reasons
     assert page.tables["Longest and oddest"][1:] == [
-        [word.split(" (")[0], *whole(line["length"], line["num_targets"], line["cut"]), line["source"]]
-        + [f"{line['row']:,}", "none" if line["pack"] < 0 else f"{line['pack']:,}"]
+        [word.split(" (")[0], *whole(line["length"] + line["cut"], line["num_targets"], line["cut"])]
+        + [line["source"], f"{line['row']:,}", "none" if line["pack"] < 0 else f"{line['pack']:,}"]
         for key, word in NOTABLE.items()
         for line in report["notable"][key][:3]
     ]
@@ -141,6 +141,8 @@ def test_facts_headline_and_legends(report: dict[str, Any], page: Tables) -> Non
         digits, _, unit = facts[name][0].partition(" ")
         scale = {"": 1, "k": 10**3, "M": 10**6}[unit]
         assert float(digits) * scale == pytest.approx(number, rel=0.005)
+    full, loose = report["pack_utilization"]["full"], sum(report["pack_utilization"]["packs"][:-1])
+    be = {True: "is", False: "are"}
     for words in (
         f"{report['sequences']:,} sequences in {report['packs']:,} packs of {report['max_length']:,} tokens",
         f"{percent(report['utilization'])} of a batch is tokens, where it was "
@@ -148,8 +150,8 @@ def test_facts_headline_and_legends(report: dict[str, Any], page: Tables) -> Non
         f"{gain['linear']:.2f} times fewer places for tokens and {gain['quadratic']:.2f} times fewer pairs",
         f"{gain['total']:.2f} times fewer FLOPs",
         f"{percent(gain['attention_share'])} is attention",
-        f"{report['pack_utilization']['full']:,} of {report['packs']:,} packs are full to the last token, "
-        f"{sum(report['pack_utilization']['packs'][:-1]):,} are 95 % full or less",
+        f"{full:,} of {report['packs']:,} packs {be[full == 1]} full to the last token, "
+        f"{loose:,} {be[loose == 1]} 95 % full or less",
         *(f"{fate} {fates[fate]:,}" for fate in ("trained", "masked", "cut")),
         f"median {report['sequence_lengths']['median']:,}",
         *report["warnings"],

@@ -27,7 +27,7 @@ from building import (
     write_many,
 )
 from conftest import ROOT
-from object_storage import S3, environment_of, s3_server
+from object_storage import S3, environment_of, s3_server, spoil
 
 from padless.packer import publish
 from padless.runtime.reader import PackedReader
@@ -97,17 +97,107 @@ def test_a_bucket_is_reported_and_inspected_like_a_folder(s3: S3, tmp_path: Path
         assert there.code == here.code == 0, there.err
         assert {**there.json, "path": ""} == {**here.json, "path": ""}
     assert pack("report", url, "--json").json["path"] == url
-    for command in (("verify", url), ("report", url, "--card")):
+    for command in (("verify", url, "--trainer", "trl"), ("report", url, "--card")):
         run = pack(*command)
         assert run.code == 2 and f"{url} is a URL" in run.err, run.err
 
 
-def test_an_export_reads_a_bucket_and_writes_a_folder(s3: S3, tmp_path: Path) -> None:
-    built(DEMO, url := "s3://bucket/exported")
-    run = pack("export", url, "--to", "parquet", "--output", "s3://bucket/export")
-    assert run.code == 2 and "an export goes into a folder" in run.err
-    run = pack("export", url, "--to", "parquet", "--output", tmp_path / "out")
-    assert run.code == 0, run.err
+def test_a_bucket_is_verified_like_a_folder(s3: S3, tmp_path: Path) -> None:
+    for output in (url := "s3://bucket/verified", folder := tmp_path / "local"):
+        built(DEMO, output, *SMALL, "--eval-fraction", 0.1)
+    there, here = (pack("verify", at, "--json") for at in (url, folder))
+    assert there.code == here.code == 0, there.err
+    assert there.out.replace(url, "HERE") == here.out.replace(str(folder), "HERE")
+    s3.system.pipe_file("bucket/verified/train/shard-00009-00000000.arrow", b"a stranger")
+    again = pack("verify", url, "--json")
+    assert (
+        again.json["ok"] and "shard-00009-00000000.arrow is not in the manifest" in again.json["warnings"][0]
+    )
+    assert pack("verify", f"{url}/validation").code == pack("verify", url, "--split", "train").code == 0
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "changed"])
+def test_what_happened_to_an_object_since_it_was_read_is_found(
+    s3: S3, local: dict[str, bytes], how: str
+) -> None:
+    built(DEMO, url := f"s3://bucket/spoilt-{how}", *SMALL)
+    assert pack("verify", url).code == 0  # the cache has it from now on
+    name = shards(local)[0]
+    spoil(s3.system, f"{url.removeprefix('s3://')}/{name}", how)
+    found = pack("verify", url, "--json")
+    assert found.code == 1
+    assert [check["name"] for check in found.json["checks"] if not check["ok"]] == ["files"]
+    assert f"{url}/{name}" in found.json["checks"][0]["detail"]
+
+
+def test_a_split_whose_manifest_was_changed_is_found(s3: S3) -> None:
+    built(DEMO, url := "s3://bucket/splits-changed", "--eval-fraction", 0.1)
+    spoil(s3.system, "bucket/splits-changed/validation/manifest.json", "changed")
+    found = pack("verify", url, "--json")
+    failed = [check for check in found.json["checks"] if not check["ok"]]
+    assert found.code == 1 and [check["name"] for check in failed] == ["validation: manifest"]
+    assert f"{url}/validation/manifest.json" in failed[0]["detail"]
+
+
+def test_what_is_no_folder_behind_a_url_is_told(s3: S3) -> None:
+    run = pack("verify", "s3://bucket/nothing")
+    assert run.code == 2 and "s3://bucket/nothing has no manifest.json" in run.err
+
+
+def test_an_export_goes_from_bucket_to_bucket_as_from_folder_to_folder(s3: S3, tmp_path: Path) -> None:
+    for output in (url := "s3://bucket/exported", tmp_path / "packed"):
+        built(DEMO, output)
+    to = ("--to", "parquet", "--shard-size", 2**15)
+    assert pack("export", tmp_path / "packed", *to, "--output", tmp_path / "out").code == 0
+    run = pack("export", url, *to, "--output", "s3://bucket/export", "--json")
+    assert run.code == 0 and not run.json["was_there"], run.err
+    assert run.json["output"] == "s3://bucket/export"
+    here, there = files_of(tmp_path / "out"), s3.files("export")
+    assert {**there, "README.md": b""} == {**here, "README.md": b""}
+    puts = [
+        path.partition("/export/")[2]
+        for how, path in s3.faults.requests
+        if how == "PUT" and "/export/" in path
+    ]
+    assert puts[0] == "export.unfinished.json" and puts[-1] == "export.json"
+    assert not os.listdir(tmp_path / "cache" / "exports")
+    assert pack("export", url, *to, "--output", "s3://bucket/export", "--json").json["was_there"]
+
+
+def test_another_export_is_refused_unless_forced_and_then_leaves_nothing_of_the_first(
+    s3: S3, tmp_path: Path
+) -> None:
+    built(DEMO, tmp_path / "packed")
+    export = ("export", tmp_path / "packed", "--output", "s3://bucket/forced", "--to")
+    assert pack(*export, "parquet").code == 0
+    run = pack(*export, "unpacked")
+    assert run.code == 2 and "in another form (parquet)" in run.err and "--force" in run.err
+    assert pack(*export, "unpacked", "--force").code == 0
+    assert not any(name.endswith(".parquet") for name in s3.files("forced"))
+    s3.system.rm_file(f"bucket/forced/{next(n for n in s3.files('forced') if n.endswith('.arrow'))}")
+    run = pack(*export, "unpacked")
+    assert run.code == 2 and "--force writes the export anew" in run.err
+    s3.system.pipe_file("bucket/forced/mine.txt", b"not padless's")
+    run = pack(*export, "unpacked", "--force")
+    assert run.code == 2 and "'mine.txt', which no export of padless wrote" in run.err
+
+
+def test_an_export_whose_upload_broke_off_is_none_and_is_written_anew(s3: S3, tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "packed")
+    export = ("export", tmp_path / "packed", "--to", "parquet", "--output", "s3://bucket/torn")
+    s3.faults.add("/data-00000.parquet", method="PUT", status=403)
+    run = pack(*export)
+    assert run.code == 2 and "may not be written" in run.err
+    assert "export.json" not in s3.files("torn") and not os.listdir(tmp_path / "cache" / "exports")
+    assert pack(*export).code == 0
+    assert "export.unfinished.json" not in s3.files("torn") and "export.json" in s3.files("torn")
+
+
+@pytest.mark.parametrize("url", ["hf://datasets/a/b", "http://127.0.0.1:9/x"])
+def test_an_address_that_takes_no_export_is_told(url: str, tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "packed")
+    run = pack("export", tmp_path / "packed", "--to", "parquet", "--output", url)
+    assert run.code == 2 and "a folder or a bucket" in run.err and url in run.err
 
 
 def test_splits_go_into_a_bucket_as_into_a_folder(s3: S3, tmp_path: Path) -> None:
@@ -225,12 +315,6 @@ def test_an_address_that_takes_no_build_is_told(url: str, message: str) -> None:
     assert run.code == 2
     assert message in run.err
     assert len(run.err.strip().splitlines()) == 1
-
-
-def test_a_cluster_is_told_to_write_into_a_folder() -> None:
-    run = build(DEMO, "s3://bucket/ray", "--engine", "ray")
-    assert run.code == 2
-    assert "--engine ray" in run.err and "shared storage" in run.err
 
 
 def test_bad_input_leaves_neither_a_lock_nor_work(s3: S3, tmp_path: Path) -> None:

@@ -216,6 +216,12 @@ def test_objects_of_datasets_and_transformers_are_taken(tmp_path: Path, calls: l
     assert sorted(os.listdir(tmp_path)) == ["locks", "packs", "records", "tokenizers"]
 
 
+def test_a_cache_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot be kept in .*file .*; name another folder with cache="):
+        pack(RECORDS, TOKENIZER, max_length=32, cache=tmp_path / "file")
+
+
 def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADLESS_CACHE", str(tmp_path / "kept"))
     packs = pack(RECORDS, TOKENIZER, max_length=32)

@@ -29,6 +29,7 @@ from building import (
     write_many,
 )
 from conftest import ROOT
+from object_storage import environment_of, s3_server
 from ray.cluster_utils import Cluster
 from raying import Gate, cluster_of, wait_until
 
@@ -135,6 +136,40 @@ def test_any_kind_of_data_gives_the_local_engines_bytes(
     assert_verified(tmp_path / "ray")
 
 
+def test_a_bucket_takes_the_same_bytes_from_nodes_that_share_no_folder(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: Path, local: dict[str, bytes]
+) -> None:
+    named: list[object] = []
+    source = ray_engine._source
+    monkeypatch.setattr(ray_engine, "_source", lambda *about: (named.append(source(*about)), named[-1])[1])
+    monkeypatch.setattr(ray_engine, "write", None)  # nobody writes elsewhere
+    with s3_server() as s3, environment_of(s3, tmp_path / "cache"):
+        s3.system.pipe_file("bucket/in/many.jsonl", many.read_bytes())
+        found = built("s3://bucket/in/many.jsonl", "s3://bucket/out", *SHARDS, *RAY)
+        files = s3.files("out")
+    assert found["output"] == "s3://bucket/out" and len(named) > 3 and {*named} == {None}
+    assert {**files, "manifest.json": b""} == {**local, "manifest.json": b""}
+    packs = [json.loads(folder["manifest.json"]) for folder in (files, local)]
+    assert packs[0]["shards"] == packs[1]["shards"] and packs[0]["plan_hash"] == packs[1]["plan_hash"]
+
+
+def test_small_files_go_out_together(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = demo_rows()
+    for number in range(60):
+        write_lines(tmp_path / "in" / f"{number:02}.jsonl", rows[number * 6 : number * 6 + 6])
+    asked: list[int] = []
+    ask = ray_engine.RayEngine._ask
+    monkeypatch.setattr(
+        ray_engine.RayEngine, "_ask", lambda self, *values: (asked.append(1), ask(self, *values))[1]
+    )
+    built(tmp_path / "in", tmp_path / "ray", *RAY)
+    built(tmp_path / "in", tmp_path / "local")
+    assert len(asked) == 2  # all chunks, and one shard
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
+
+
 def test_a_bad_record_is_told_as_on_one_machine(cluster: Cluster, tmp_path: Path) -> None:
     rows: list[Any] = demo_rows() * 4
     rows[700] = {"instruction": 3, "output": "x"}
@@ -161,6 +196,7 @@ DRIVER = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
+from object_storage import environment_of, s3_server
 from raying import Gate
 with Gate(Path({gate!r}), {first}).holding({stage!r}):
     from padless.packer.cli import main

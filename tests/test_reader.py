@@ -33,6 +33,7 @@ from padless.runtime.format import (
     ForeignFileError,
     FormatError,
     MissingFileError,
+    NotPackedError,
     PlanError,
     SplitError,
     TruncatedFileError,
@@ -473,3 +474,8 @@ def test_reading_loads_neither_torch_nor_pandas(packed: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_url_that_went_through_a_path_is_told_so() -> None:
+    with pytest.raises(NotPackedError, match="a Path drops a slash of s3://: give a URL as text"):
+        PackedReader(Path("s3://bucket/packed"))

@@ -139,6 +139,18 @@ def test_loose_packs_are_warned_of_unless_they_were_asked_for(packed: Path) -> N
     assert build_report(packed)["warnings"] == []
 
 
+def test_advice_names_what_would_fill_the_packs(tmp_path: Path) -> None:
+    """One short sequence in a long pack asks for a shorter pack, and there is nothing to balance."""
+    write_folder(tmp_path / "one", Folder(packs=[count_up(3)], max_length=16))
+    (advice,) = build_report(tmp_path / "one")["warnings"]
+    assert advice.startswith("the packs are 18.8% full; with --max-length 8 --strategy ")
+    assert advice.endswith("they would be 37.5% full")
+    write_folder(tmp_path / "two", Folder(packs=[count_up(8), count_up(2)], max_length=10))
+    fewer, waiting = build_report(tmp_path / "two")["warnings"]
+    assert "would make 1 pack of the same sequences, 50.0% fewer" in fewer
+    assert "2 ranks would wait" in waiting and "balance=" not in waiting
+
+
 def test_a_full_folder_has_no_warnings(tmp_path: Path) -> None:
     write_folder(tmp_path / "packed", Folder(packs=[count_up(2, 2)], max_length=4))
     assert build_report(tmp_path / "packed")["warnings"] == []

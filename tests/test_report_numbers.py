@@ -380,7 +380,7 @@ def test_no_number_goes_unchecked(report: dict[str, Any]) -> None:
         ),
         *("steps", "by_source", "alternatives", "notable", "duplicates", "idle", "model", "records"),
         *("dropped_by_reason", "cut_by_reason", "empty_replies", "bound_packs", "sequences_per_pack"),
-        *("max_seqlen", "lengths_tried", "buckets"),
+        *("max_seqlen", "lengths_tried", "buckets", "mix"),
     }
     given = {"path", "plan", "max_length", "strategy"}
     told_from_those = {"warnings"}
@@ -401,6 +401,74 @@ def test_a_further_plan_is_counted_by_its_own_packs(packed: Path) -> None:
         ("longest", [one.max_seqlen for one in packs]),
     ):
         assert found["per_pack"][name]["median"] == nearest(values, 0.5)
+
+
+@pytest.mark.parametrize("by", ["records", "tokens", "trained"])
+def test_shares_of_a_mix_stand_beside_those_that_were_asked_for(tmp_path: Path, by: str) -> None:
+    """An argument may be several files; a record that is packed again counts again."""
+    rows = demo_rows()
+    (tmp_path / "many").mkdir()
+    for name, some in (("many/a", rows[:40]), ("many/b", rows[40:80]), ("few", rows[80:90])):
+        write_lines(tmp_path / f"{name}.jsonl", some)
+    many, few = tmp_path / "many" / "*.jsonl", tmp_path / "few.jsonl"
+    shares = ("--weight", f"{many}=3", "--weight", f"{few}=1", "--mix-by", by, "--max-repeats", 4)
+    built(many, tmp_path / "packed", few, *shares)
+    report = build_report(tmp_path / "packed")
+    names = [source["source"] for source in report["by_source"]]
+    packed = [line for line in lines_of(tmp_path / "packed") if line["length"]]
+    amounts = [
+        sum(
+            {"records": 1, "tokens": line["length"], "trained": line["num_targets"]}[by]
+            for line in packed
+            if (names[line["source"]] == "few.jsonl") == is_few
+        )
+        for is_few in (False, True)
+    ]
+    assert report["mix"] == {
+        "by": by,
+        "target": None,
+        "max_repeats": 4,
+        "arguments": [
+            {
+                "sources": sources,
+                "files": len(sources),
+                "weight": weight,
+                "asked": weight / 4,
+                "amount": amount,
+                "share": amount / sum(amounts),
+            }
+            for sources, weight, amount in (
+                (["many/a.jsonl", "many/b.jsonl"], 3.0, amounts[0]),
+                (["few.jsonl"], 1.0, amounts[1]),
+            )
+        ],
+    }
+    assert amounts[1] / sum(amounts) == pytest.approx(0.25, abs=0.03)
+    # What the shares leave out, and repeat, is what a mix is for.
+    assert not [words for words in report["warnings"] if "dropped" in words or "repeat" in words]
+    words = pack("report", tmp_path / "packed").out
+    assert f"many/a.jsonl and 1 more       3  75.0%  {amounts[0] / sum(amounts):.1%}" in words
+
+
+def test_packs_of_several_lengths_are_counted_by_theirs(tmp_path: Path) -> None:
+    built(write_lines(tmp_path / "d.jsonl", demo_rows()), tmp_path / "packed", "--max-length", "256,1024")
+    report, packs = build_report(tmp_path / "packed"), rows_of(tmp_path / "packed")
+    lengths = [bucket["max_length"] for bucket in report["buckets"] for _ in range(bucket["packs"])]
+    assert lengths == sorted(lengths) and set(lengths) == {256, 1024}
+    for bucket in report["buckets"]:
+        mine = [one for one, length in zip(packs, lengths, strict=True) if length == bucket["max_length"]]
+        tokens = sum(len(one["input_ids"]) for one in mine)
+        assert bucket["tokens"] == tokens
+        assert bucket["sequences"] == sum(len(one["seq_lengths"]) for one in mine)
+        assert bucket["utilization"] == tokens / (len(mine) * bucket["max_length"])
+    assert report["capacity"] == sum(lengths)
+    assert report["utilization"] == sum(len(one["input_ids"]) for one in packs) / sum(lengths)
+    shares = [len(one["input_ids"]) / length for one, length in zip(packs, lengths, strict=True)]
+    bins = Counter(next(k for k in range(20) if share <= (k + 1) / 20 + 1e-12) for share in shares)
+    assert report["pack_utilization"]["packs"] == [bins[k] for k in range(20)]
+    assert report["pack_utilization"]["full"] == shares.count(1.0)
+    # Packs of the longest length alone are fewer by their number only.
+    assert not [words for words in report["warnings"] if "fewer" in words]
 
 
 def test_a_table_read_in_pieces_counts_the_same(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,10 @@ NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[2J<
 
 
 class Reader(HTMLParser):
-    """Tags, attributes and visible words of a page; open tags must be closed in their order."""
+    """Tags, attributes and visible words of a page; open tags must be closed in their order.
+
+    Words apart in the text are apart here, but for those that only a style or a break parts.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -29,6 +32,7 @@ class Reader(HTMLParser):
         self.attributes: list[tuple[str, str]] = []
         self.words: list[str] = []
         self.open: list[str] = []
+        self.is_inside_word = False
         self.feed(page)
         self.close()
         assert self.open == []
@@ -36,19 +40,27 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
-        if tag != "meta":
-            self.open.append(tag)
+        self.is_inside_word = tag == "wbr" or ("class", "option") in attrs
+        if tag not in ("meta", "wbr"):
+            self.open.append("option" if ("class", "option") in attrs else tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        opened = self.open.pop()
+        self.is_inside_word = opened == "option"
+        assert opened == tag or opened == "option" and tag == "span"
 
     def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
+        if self.open[-1:] == ["style"]:
+            return
+        if self.is_inside_word and self.words:
+            self.words[-1] += data
+        else:
             self.words.append(data)
+        self.is_inside_word = False
 
     @property
     def seen(self) -> str:
@@ -80,7 +92,8 @@ def test_the_page_needs_nothing_else(report: dict[str, Any]) -> None:
 def test_every_section_has_its_numbers_and_their_meaning(report: dict[str, Any]) -> None:
     seen = Reader(report_page(report)).seen
     for title, meaning in MEANINGS.values():
-        if title != MEANINGS["duplicates"][0]:  # which is told only where there are some
+        # These are told only where there are some.
+        if title not in (MEANINGS["duplicates"][0], MEANINGS["mix"][0]):
             assert meaning in seen
     for number in (
         f"{report['utilization']:.1%}",
@@ -147,6 +160,26 @@ def test_odd_folders_have_a_page(tmp_path: Path, folder: Folder) -> None:
     assert "nan" not in page.lower().replace("font-variant-numeric", "")
     for words in build_report(tmp_path / "packed")["warnings"]:
         assert words in Reader(page).seen
+
+
+def test_folders_of_several_lengths_are_compared_length_by_length(tmp_path: Path) -> None:
+    built(DEMO, tmp_path / "a", "--max-length", "256,1024")
+    built(DEMO, tmp_path / "b")
+    of_a = {one["max_length"]: one for one in build_report(tmp_path / "a")["buckets"]}
+    (of_b,) = build_report(tmp_path / "b")["buckets"]
+    out = pack("report", tmp_path / "a", tmp_path / "b").out
+    page = tmp_path / "page.html"
+    assert pack("report", tmp_path / "a", tmp_path / "b", "--html", page).code == 0
+    assert "pack length" not in out
+    for shown in (out, Reader(page.read_text()).seen):
+        words = " ".join(shown.split())
+        assert f"packs of 256 {of_a[256]['packs']} 0 -{of_a[256]['packs']}" in words
+        assert f"packs of 1,024 {of_a[1024]['packs']} {of_b['packs']}" in words
+        assert f"useful share of those {of_a[1024]['utilization']:.2%} {of_b['utilization']:.2%}" in words
+    assert pack("report", tmp_path / "a", "--html", page).code == 0
+    seen = Reader(page.read_text()).seen
+    assert "this folder's are of 256 and 1,024" in seen and '<tr class="here">' not in page.read_text()
+    assert f"pack length packs sequences full 256 {of_a[256]['packs']}" in seen
 
 
 def test_two_folders_are_put_side_by_side(tmp_path: Path) -> None:

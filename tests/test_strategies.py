@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,25 @@ def test_spread_mixes_sequences_from_all_over_the_input() -> None:
     assert (
         0.25 * len(lognormal) < np.percentile(middle, 5) < np.percentile(middle, 95) < 0.75 * len(lognormal)
     )
+
+
+@pytest.mark.parametrize("most", [1 << 16, 100])
+def test_sequences_of_one_length_are_taken_in_the_order_of_their_draws(most: int) -> None:
+    lengths = np.where(np.arange(9000) % 3 == 0, 7, 1 + np.arange(9000) % 40)
+    with ExitStack() as patched:
+        for module, name in (
+            ("plan", "BLOCK"),
+            ("strategies.counting", "BLOCK"),
+            ("strategies.counting", "_SORTED"),
+        ):
+            within = importlib.import_module(f"padless.packer.{module}")
+            patched.enter_context(mock.patch.object(within, name, most))
+        plan = STRATEGIES["spread"](lengths, 64, seed=2)
+    check_plan(plan, lengths, 64)
+    drawn = np.random.PCG64(2).random_raw(9000 // 4 + 1).view("<u2")
+    for length in range(1, 41):
+        of_length = plan.order[lengths[plan.order] == length]
+        assert np.array_equal(of_length, of_length[np.lexsort((of_length, drawn[of_length]))])
 
 
 def test_a_seed_always_gives_the_same_spread_plan() -> None:

@@ -6,7 +6,6 @@ import json
 import logging
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import Folder, count_up, write_folder
 from ranks import numbers, run_two, train_rank, use_accelerate_rank, use_lightning_rank, use_trainer_rank
+from reference_order import order_of
 from torch.utils.data import DataLoader
 
-from padless.runtime import stream as stream_module
 from padless.runtime.collate import collate
 from padless.runtime.dataset import PackBatchSampler, PackedDataset
 from padless.runtime.errors import ChecksumError, StateError, StreamError
@@ -56,6 +55,8 @@ def steps_of(ranks: list[list[list[int]]]) -> list[list[int]]:
 def test_the_order_is_a_permutation_that_can_be_entered_anywhere(size: int, seed: int, epoch: int) -> None:
     order = shuffled(np.arange(size), size, seed, epoch)
     assert np.array_equal(np.sort(order), np.arange(size))
+    if size <= 300:
+        assert order.tolist() == order_of(size, seed, epoch)
     some = np.arange(size // 3, size // 2)
     assert np.array_equal(shuffled(some, size, seed, epoch), order[some])
 
@@ -113,43 +114,8 @@ def test_ranks_see_each_pack_once_in_as_many_batches(
     stream = PackedStream(packed, rank=0, world_size=world_size, remainder=remainder, **options)
     assert len(stream) == len(steps)
     if balance is None:
-        order = shuffled(np.arange(PACKS), PACKS, seed, epoch).tolist()
+        order = order_of(PACKS, seed, epoch)
         assert steps == [sorted(order[i : i + group]) for i in range(0, len(seen), group)]
-
-
-@settings(max_examples=80, deadline=None)
-@given(data=st.data())
-def test_a_run_stopped_and_resumed_with_other_ranks_and_batches_sees_each_pack_once(
-    packed: Path, data: st.DataObject
-) -> None:
-    balance = data.draw(st.sampled_from([None, "attention"]))
-    seed = data.draw(st.integers(0, 99))
-    state: dict[str, Any] | None = None
-    seen: list[int] = []
-    for _ in range(data.draw(st.integers(1, 4))):
-        world_size = data.draw(st.sampled_from([1, 2, 3, 8]))
-        options = {"packs_per_batch": data.draw(st.integers(1, 3)), "remainder": "pad", "seed": seed}
-        stop = data.draw(st.integers(0, 4))
-        states = []
-        parts: list[list[list[int]]] = []
-        for rank in range(world_size):
-            stream = PackedStream(packed, rank=rank, world_size=world_size, balance=balance, **options)
-            if state is not None:
-                stream.load_state_dict(json.loads(json.dumps(state)))
-            iterator = iter(stream) if stream.epoch == 0 else iter(())
-            parts.append([numbers(batch) for _, batch in zip(range(stop), iterator, strict=False)])
-            states.append(stream.state_dict())
-        seen += sum(steps_of(parts), [])
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    stream = PackedStream(packed, rank=0, world_size=1, balance=balance, seed=seed)
-    assert state is not None
-    stream.load_state_dict(state)
-    rest = [numbers(batch) for batch in stream] if stream.epoch == 0 else []
-    seen += sum(rest, [])
-    assert sorted(seen) == list(range(PACKS))
-    if balance is None:
-        assert sum(rest, []) == shuffled(np.arange(PACKS), PACKS, seed, 0)[PACKS - len(rest) :].tolist()
 
 
 @pytest.mark.parametrize("balance", [None, "attention"])
@@ -270,37 +236,6 @@ def test_loader_workers_give_the_same_batches(packed: Path, start: str, workers:
     assert [numbers(batch) for batch in loader] == expected
     # Persistent workers go to the next epoch by themselves, and see all of it.
     assert [numbers(batch) for batch in loader] == [numbers(batch) for batch in stream]
-
-
-@pytest.mark.parametrize("stop", range(8))
-def test_each_worker_goes_on_from_a_state_of_its_own(
-    packed: Path, stop: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What torchdata's StatefulDataLoader does, in one process: a state a worker, taken after the
-    # worker's last batch that was handed out.
-    def batches(
-        worker: int, state: dict[str, Any] | None, most: int
-    ) -> tuple[list[list[int]], dict[str, Any]]:
-        info = SimpleNamespace(id=worker, num_workers=3)
-        monkeypatch.setattr(stream_module, "get_worker_info", lambda: info)
-        stream = PackedStream(packed, rank=0, world_size=2, packs_per_batch=1, seed=1)
-        if state is not None:
-            stream.load_state_dict(json.loads(json.dumps(state)))
-        made = [numbers(batch) for _, batch in zip(range(most), stream, strict=False)]
-        return made, stream.state_dict()
-
-    expected = run_epoch(packed, 2, seed=1)[0]
-    got: dict[int, list[int]] = {}
-    for worker in range(3):
-        before = len(range(worker, stop, 3))
-        head, state = batches(worker, None, before)
-        tail, _ = batches(worker, state, PACKS)
-        assert [*head, *tail] == expected[worker::3]
-        got |= dict(zip(range(worker, len(expected), 3), [*head, *tail], strict=True))
-        if before:
-            with pytest.raises(StateError, match="as many workers"):
-                batches((worker + 1) % 3, state, PACKS)
-    assert [got[number] for number in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize("balance", [None, "attention"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import multiprocessing
 import os
 import threading
@@ -16,8 +17,10 @@ import pytest
 
 from padless.packer import work_folder
 from padless.packer.chunk import ChunkResult
+from padless.packer.elements import gather_of, lay_elements
 from padless.packer.errors import DiskFullError, InputError
 from padless.packer.lines import LINE, Problem
+from padless.packer.tables import collect
 from padless.packer.token_store import ChunkStore, Entry, Reserved
 from padless.packer.work_folder import WorkFolder
 
@@ -72,6 +75,23 @@ def test_new_chunks_go_behind_those_that_were_finished(stopped: Path) -> None:
     again = ChunkStore(str(stopped), "key")
     assert sorted(again.entries) == [0, 1, 2]
     again.close()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
+def test_sequences_are_found_whenever_a_chunk_without_any_was_finished(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    """A chunk of dropped records begins where another does, of a lower or a higher number."""
+    chunks = [result(3, 2, first=1), result(0), result(4, 1, 2, first=3), result(5, first=6)]
+    store = ChunkStore(str(tmp_path), "key")
+    reserved = ends(store)
+    for index in order:
+        store.commit(store.write(index, 0, 10, chunks[index], reserved))
+    (split,) = collect(store, 1, 1)
+    gather = gather_of(*lay_elements(store), split)
+    found = [set(gather.values(np.array([number])).tolist()) for number in range(len(split.lengths))]
+    assert found == [{value} for value in range(1, 7)]
+    store.close()
 
 
 def test_another_key_starts_afresh(stopped: Path) -> None:

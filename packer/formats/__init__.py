@@ -40,7 +40,7 @@ ROLES = (
     *("instruction", "input", "output", "messages", "conversations", "tools", "prompt", "completion"),
     *("text", "input_ids", "labels", *tokenized.MASKS, "loss_weight", "chosen", "rejected", "label"),
     *("prompt_ids", "response_ids", "response_mask", "old_logprobs", "advantages", "reward", "group_id"),
-    *("chat_template_kwargs", "images"),
+    *("chat_template_kwargs", "images", "system", "history"),
 )
 """What a column can be named for (`--column ROLE=NAME`)."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from padless.packer.formats.examples import Chat, Columns, Example, Pair, text_of
+from padless.packer.formats.messages import TOOLS, tools_of
 
 INSTRUCTION = ("instruction", "prompt", "question", "query")
 INPUT = ("input", "context")
@@ -30,7 +31,8 @@ def matches(row: Mapping[str, Any], columns: Columns) -> bool:
 def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     instruction, given, output = _fields(row, columns)
     question = f"{instruction}\n\n{given}" if given else instruction
-    return Chat([{"role": "user", "content": question}, {"role": "assistant", "content": output}])
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": output}]
+    return Chat(turns, tools_of(row, columns.find_all(row, "tools", TOOLS)[0]))
 
 
 def classic(row: Mapping[str, Any], columns: Columns) -> Pair:

@@ -5,7 +5,7 @@ Judged records are one or two of these with the judgement that goes with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +86,26 @@ class Rollout(NamedTuple):
 
 
 Converted = Example | Preference | Rated | Rollout
+
+
+def changed(found: Converted, change: Callable[[Any], Any]) -> Any:
+    """What a record became, with each of its examples changed."""
+    if isinstance(found, Preference):
+        return found._replace(chosen=change(found.chosen), rejected=change(found.rejected))
+    if isinstance(found, Rated | Rollout):
+        return found._replace(example=change(found.example))
+    return change(found)
+
+
+def preceded(chat: Chat, turns: list[Message]) -> Chat:
+    """The chat with turns before its own."""
+    by = len(turns)
+    return chat._replace(
+        messages=turns + chat.messages,
+        first_trained=chat.first_trained + by if chat.first_trained else 0,
+        untrained=tuple(number + by for number in chat.untrained),
+        weights=tuple((number + by, weight) for number, weight in chat.weights),
+    )
 
 
 class Columns:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from padless.packer.formats.conversation import turns_of
-from padless.packer.formats.examples import Chat, Columns, Example, text_of
+from padless.packer.formats.examples import Chat, Columns, Example
 from padless.packer.formats.messages import TOOLS, tools_of
 
 TURNS = ("conversations", "conversation", "messages")
@@ -23,9 +23,4 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     name, tools = columns.find_all(row, "sharegpt", TURNS, TOOLS)
     value = row[name] if name is not None else columns.value(row, *TURNS)
     turns, untrained, weights = turns_of(value, "conversations")
-    system = text_of(row.get("system"), "system")
-    if system and turns[0]["role"] != "system":
-        turns.insert(0, {"role": "system", "content": system})
-        untrained = tuple(number + 1 for number in untrained)
-        weights = tuple((number + 1, weight) for number, weight in weights)
     return Chat(turns, tools_of(row, tools), untrained=untrained, weights=weights)

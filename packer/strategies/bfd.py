@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 
 from numpy.typing import ArrayLike
 
-from padless.packer.plan import PackPlan, as_lengths, length_counts
+from padless.packer.plan import Integers, PackPlan, as_lengths, length_counts
 from padless.packer.strategies.counting import Event, Group, plan_of_events
 
 
@@ -40,6 +40,14 @@ def bfd(
     occurring, counts = length_counts(lengths)
     events, groups = fill_best(occurring[::-1].tolist(), counts[::-1].tolist(), max_length, cap)
     return plan_of_events(lengths, events, groups, seed if shuffle else None)
+
+
+def packs_needed(occurring: Integers, counts: Integers, max_length: int, cap: int | None) -> int:
+    """Packs of the plan for `counts` sequences of each `occurring` length, [kinds], without laying it out."""
+    groups = fill_best(occurring[::-1].tolist(), counts[::-1].tolist(), max_length, cap or int(counts.sum()))[
+        1
+    ]
+    return sum(packs for _, packs, _ in groups)
 
 
 def fill_best(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from numpy.typing import ArrayLike
 
 from padless.packer.plan import PackPlan, as_lengths, length_counts, lower_bound
-from padless.packer.strategies.bfd import bfd
+from padless.packer.strategies.bfd import bfd, packs_needed
 from padless.packer.strategies.closing import Stock, close_longest_first
 from padless.packer.strategies.counting import Pattern, plan_of_patterns
 from padless.packer.strategies.priced import near_enough, priced_patterns
@@ -61,10 +61,8 @@ def optimal(
             patterns = priced_patterns(prices, counts, max_length, cap, seed)
             if sum(copies for copies, _ in patterns) < fewest:
                 best, fewest = patterns, sum(copies for copies, _ in patterns)
-    if fewest > bound:
-        plan = bfd(
+    if fewest > bound and packs_needed(occurring, counts, max_length, max_sequences_per_pack) < fewest:
+        return bfd(
             lengths, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed, shuffle=shuffle
         )
-        if len(plan) < fewest:
-            return plan
     return plan_of_patterns(lengths, best, seed, shuffle=shuffle)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from padless.packer.plan import PackPlan, as_lengths, length_counts, lower_bound
-from padless.packer.strategies.bfd import bfd
+from padless.packer.strategies.bfd import bfd, packs_needed
 from padless.packer.strategies.closing import BUDGET, END, LAST, Stock, close_longest_first
 from padless.packer.strategies.counting import Pattern, plan_of_patterns, random_order
 
@@ -66,11 +66,11 @@ def spread(
         if packs == bound or packs > bound + NEARLY or len(lengths) > BASE:
             break
     if packs > bound:
-        plan = bfd(
-            lengths, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed, shuffle=shuffle
-        )
-        if packs > (1 + TOLERANCE) * len(plan):
-            return plan
+        decreasing = packs_needed(*histogram, max_length, max_sequences_per_pack)
+        if packs > (1 + TOLERANCE) * decreasing:
+            return bfd(
+                lengths, max_length, max_sequences_per_pack=max_sequences_per_pack, seed=seed, shuffle=shuffle
+            )
     return plan_of_patterns(lengths, patterns, seed, shuffle=shuffle)
 
 

@@ -1,0 +1,147 @@
+"""A packed folder's files as `verify` sees them, on this machine or behind a URL.
+
+Behind a URL each file comes once, as it lies there now, and is hashed on the way: into the cache, where the
+packs are then read from, or past it where the cache has it already, since the copy here says nothing of the
+one there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+
+from padless.runtime.format import (
+    MANIFEST,
+    ChecksumError,
+    FileInfo,
+    FormatError,
+    Manifest,
+    ShardInfo,
+    SplitInfo,
+    SplitsManifest,
+    TableInfo,
+    TruncatedFileError,
+    check_bytes,
+    check_file,
+    load_manifest,
+    open_folder,
+    parse_manifest,
+)
+from padless.runtime.storage import Storage, is_url
+
+AnyFile = FileInfo | ShardInfo | TableInfo
+_WAY_OUT = "copy the folder there again, or rebuild it with pack-dataset build --force"
+
+
+class Files(Protocol):
+    """The files of one packed folder, or of a folder of splits."""
+
+    path: str
+    """The folder as a reader takes it."""
+
+    def manifest(self) -> Manifest | SplitsManifest:
+        """The manifest of either kind; raises NotPackedError, and what parsing it raises."""
+
+    def of_split(self, split: str | None) -> tuple[Files, Manifest]:
+        """The files of the one split asked for, and its manifest; raises SplitError."""
+
+    def at(self, name: str) -> Files:
+        """The folder of a split."""
+
+    def read(self, name: str) -> bytes:
+        """A small file's bytes; raises FormatError."""
+
+    def check(self, file: AnyFile) -> None:
+        """See that a listed file is there with its size and checksum; raises FormatError kinds."""
+
+    def check_manifest(self, split: SplitInfo) -> str:
+        """The same of a split's manifest; where it lies."""
+
+    def names(self) -> list[str]:
+        """The files that lie there, those below it left out."""
+
+
+class LocalFiles:
+    """Those of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, str(folder)
+
+    def manifest(self) -> Manifest | SplitsManifest:
+        return load_manifest(self.folder)
+
+    def of_split(self, split: str | None) -> tuple[Files, Manifest]:
+        folder, manifest = open_folder(self.folder, split)
+        return LocalFiles(folder), manifest
+
+    def at(self, name: str) -> Files:
+        return LocalFiles(self.folder / name)
+
+    def read(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError as problem:
+            raise FormatError(f"{name} cannot be read: {problem}") from None
+
+    def check(self, file: AnyFile) -> None:
+        check_file(self.folder / file.file, file.bytes, file.checksum)
+
+    def check_manifest(self, split: SplitInfo) -> str:
+        path = self.folder / split.name / MANIFEST
+        check_file(path, split.bytes, split.checksum)
+        return str(path)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if path.is_file())
+
+
+class UrlFiles:
+    """Those behind a URL; requests fail with RemoteError."""
+
+    def __init__(self, url: str) -> None:
+        from padless.runtime.remote import RemoteFolder
+
+        self.path = url
+        self._folder = RemoteFolder(Storage(url))
+
+    def manifest(self) -> Manifest | SplitsManifest:
+        return parse_manifest(self._folder.read(MANIFEST), f"{self.path}/{MANIFEST}")
+
+    def of_split(self, split: str | None) -> tuple[Files, Manifest]:
+        folder, manifest = self._folder.open(split)
+        return UrlFiles(folder.url), manifest
+
+    def at(self, name: str) -> Files:
+        return UrlFiles(f"{self.path}/{name}")
+
+    def read(self, name: str) -> bytes:
+        return self._folder.storage.read(name)
+
+    def check(self, file: AnyFile) -> None:
+        if not self._folder.has(file):
+            self._folder.fetch(file)
+            return
+        digest, size = xxhash.xxh3_128(), 0
+        for piece in self._folder.storage.pieces(file.file):
+            digest.update(piece)
+            size += len(piece)
+        where = f"{self.path}/{file.file}"
+        if size != file.bytes:
+            raise TruncatedFileError(f"{where} has {size} bytes, the manifest says {file.bytes}; {_WAY_OUT}")
+        if (found := f"xxh3:{digest.hexdigest()}") != file.checksum:
+            raise ChecksumError(f"{where} is {found}, the manifest says {file.checksum}; {_WAY_OUT}")
+
+    def check_manifest(self, split: SplitInfo) -> str:
+        where = f"{self.path}/{split.name}/{MANIFEST}"
+        check_bytes(self.read(f"{split.name}/{MANIFEST}"), where, split.bytes, split.checksum)
+        return where
+
+    def names(self) -> list[str]:
+        return sorted(name for name in self._folder.storage.listing() if "/" not in name)
+
+
+def files_of(path: str | Path) -> Files:
+    """The files of a folder or of a URL."""
+    return UrlFiles(str(path).rstrip("/")) if is_url(path) else LocalFiles(Path(path))

@@ -182,7 +182,7 @@ def trainers(rows: Rows) -> str:
         losses = (
             "read to the token | -"
             if apart is None or mixed is None
-            else f"{max(apart['value'] * 1e-6, 1e-10):.0e} | {mixed['value']:.2f}"  # rows keep no more digits
+            else f"{max(apart['value'] * 1e-6, 1e-10):.0e} | {mixed['value']:.1g}"  # rows keep no more digits
         )
         version = sequences["case"].partition("+")[0]
         lines.append(f"| {version} | {ran} | {sequences['value']:.0f} | {losses} |")

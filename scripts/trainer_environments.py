@@ -79,7 +79,20 @@ TRAINERS: Mapping[str, Trainer] = {
         bare=("axolotl==0.19.0", "bitsandbytes==0.50.2", "torchao==0.17.0"),
         tests=("test_trainers_axolotl",),
     ),
+    "litdata": Trainer(
+        needs=("lightning-utilities", "filelock", "requests", "boto3", "tifffile", "obstore", "polars"),
+        bare=("litdata==0.2.76",),
+        tests=("test_trainers_litdata",),
+    ),
     "grain": Trainer(needs=("grain==0.2.18",), tests=("test_trainers_grain",)),
+    "torchtitan": Trainer(
+        needs=(
+            *("datasets<4.8,>=3.6", "torchdata==0.11.0", "tyro", "einops", "spmd_types==0.2.3", "pillow"),
+            *("torch_checkpointing>=0.1", "tensorboard", "triton==3.9.0"),
+        ),
+        bare=("torchtitan==0.3.0",),
+        tests=("test_trainers_torchtitan",),
+    ),
     "torchtune": Trainer(
         needs=(
             *("torchao==0.17.0", "torchdata==0.11.0", "omegaconf", "tiktoken", "sentencepiece", "blobfile"),

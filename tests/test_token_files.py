@@ -244,6 +244,16 @@ def test_rows_of_several_sequences_or_with_padding_are_told(
     assert run.code == 2 and message in run.err
 
 
+def test_answers_of_pairs_are_not_taken_for_records_of_their_own(tmp_path: Path) -> None:
+    """They would be packed without their margin, and apart from the answer that they are compared with."""
+    pair = {"prompt": "hi", "chosen": "yo", "rejected": "no", "margin": 0.5}
+    assert build(write_lines(tmp_path / "a.jsonl", [pair]), tmp_path / "packed").code == 0
+    export(ExportConfig(folder=str(tmp_path / "packed"), to="unpacked", output=str(tmp_path / "rows")))
+    run = build(tmp_path / "rows", tmp_path / "again")
+    assert run.code == 2 and "one answer of a pair" in run.err and "repack" in run.err
+    assert not (tmp_path / "again" / "manifest.json").exists()
+
+
 def test_a_mask_of_ones_and_positions_that_only_rise_say_nothing(tmp_path: Path) -> None:
     row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "position_ids": [0, 1, 2]}
     assert build(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "out").code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from axolotl.common.datasets import TrainDatasetMeta, load_datasets  # noqa: E40
 from axolotl.integrations.base import PluginManager  # noqa: E402
 from axolotl.train import setup_model_and_trainer  # noqa: E402
 from building import MAX_LENGTH, built  # noqa: E402
+from pictures import asks, picture, vision_tokenizer  # noqa: E402
 from trainer_proofs import (  # noqa: E402
     TEETH,
     TOLERANCE,
@@ -77,7 +79,7 @@ def test_the_plugin_gives_axolotls_trainer_the_packs(packed: Path, tmp_path: Pat
     cfg = configuration(
         packed, tmp_path, plugins=[PLUGIN], datasets=data, test_datasets=data, remove_unused_columns=False
     )
-    meta = PluginManager.get_instance().load_datasets(cfg)
+    meta = loaded(cfg)
     assert isinstance(meta, TrainDatasetMeta) and meta.total_num_steps == len(PackedReader(packed)) // 2
     trainer, *_ = setup_model_and_trainer(cfg, meta)
     rows = []
@@ -98,7 +100,7 @@ def test_the_plugin_gives_axolotls_trainer_the_packs(packed: Path, tmp_path: Pat
 def test_its_trainer_trains_with_the_losses_of_single_sequences(packed: Path, tmp_path: Path) -> None:
     data = [{"path": str(packed), "type": None}]
     cfg = configuration(packed, tmp_path, plugins=[PLUGIN], datasets=data, remove_unused_columns=False)
-    trainer, *_ = setup_model_and_trainer(cfg, PluginManager.get_instance().load_datasets(cfg))
+    trainer, *_ = setup_model_and_trainer(cfg, loaded(cfg))
     model, seen = trainer.model, []
     before = copy.deepcopy(model).eval()
 
@@ -126,6 +128,11 @@ def test_its_trainer_trains_with_the_losses_of_single_sequences(packed: Path, tm
     shown("axolotl", how, sequences=len(lengths), apart=abs(loss - total / targets), mixed=far)
 
 
+def loaded(cfg: Any) -> Any:
+    """What Axolotl asks its plugins for, once it has checked the configuration."""
+    return PluginManager.get_instance().load_datasets(cfg)
+
+
 @pytest.mark.parametrize(
     "setting",
     [
@@ -136,28 +143,80 @@ def test_its_trainer_trains_with_the_losses_of_single_sequences(packed: Path, tm
     ],
     ids=lambda setting: next(iter(setting)),
 )
-def test_settings_that_would_spoil_packs_are_refused(packed: Path, setting: dict[str, Any]) -> None:
-    from axolotl.utils.dict import DictDefault
-
-    from padless.runtime.trainers.axolotl import PacksPlugin
-
-    plain = {"datasets": [{"path": str(packed)}], "remove_unused_columns": False}
+def test_settings_that_would_spoil_packs_are_refused(
+    packed: Path, tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    """`batch_flattening` is set behind Axolotl's own check, which lets it pass under FlashAttention alone."""
+    plain = {"datasets": [{"path": str(packed), "type": None}], "remove_unused_columns": False}
+    flattens = "batch_flattening" in setting
+    cfg = configuration(packed, tmp_path, plugins=[PLUGIN], **plain | ({} if flattens else setting))
+    cfg |= setting
     with pytest.raises(ValueError, match=next(iter(setting))):
-        PacksPlugin().load_datasets(DictDefault(plain | setting))
+        loaded(cfg)
 
 
-def test_folders_with_further_columns_are_refused(tmp_path: Path) -> None:
-    from axolotl.utils.dict import DictDefault
+def test_what_an_entry_says_beside_its_path_is_refused(packed: Path, tmp_path: Path) -> None:
+    for name, value in (("type", "alpaca"), ("shards", 4), ("chat_template", "chatml")):
+        entry = {"path": str(packed), "type": None, name: value}
+        cfg = configuration(packed, tmp_path, plugins=[PLUGIN], datasets=[entry], remove_unused_columns=False)
+        with pytest.raises(ValueError, match=f"{name} would be passed over"):
+            loaded(cfg)
 
-    from padless.runtime.trainers.axolotl import PacksPlugin
 
-    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo", "weight": 0.5}]
+def test_a_split_of_a_folder_of_splits_is_taken_by_its_name(tmp_path: Path) -> None:
+    packs_of_demo(tmp_path, "--eval-fraction", 0.3)
     folder = tmp_path / "packed"
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
-    built(tmp_path / "rows.jsonl", folder)
-    settings = {"datasets": [{"path": str(folder)}], "remove_unused_columns": False}
-    with pytest.raises(ValueError, match="further columns loss_weight"):
-        PacksPlugin().load_datasets(DictDefault(settings))
+    cfg = configuration(
+        folder / "train",
+        tmp_path,
+        plugins=[PLUGIN],
+        datasets=[{"path": str(folder), "split": "train", "type": None}],
+        test_datasets=[{"path": str(folder), "split": "validation", "type": None}],
+        remove_unused_columns=False,
+    )
+    meta = loaded(cfg)
+    assert len(meta.train_dataset) == len(PackedReader(folder / "train"))
+    assert len(meta.eval_dataset) == len(PackedReader(folder / "validation"))
+    cfg.datasets[0].split = None
+    with pytest.raises(ValueError, match="folder of splits"):
+        loaded(cfg)
+
+
+def weighted(folder: Path) -> str:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo", "weight": 0.5}]
+    write(folder, {"messages": turns})
+    return "loss_weight"
+
+
+def seen(folder: Path) -> str:
+    picture(folder / "0.png", 56, 56)
+    record = asks("<image> w10", "w20", images=["0.png"])
+    write(folder, record, "--tokenizer", vision_tokenizer(folder / "vision"))
+    return "images"
+
+
+def taught(folder: Path) -> str:
+    write(folder, {"input_ids": [5, 6], "teacher_ids": [[5], [6]], "teacher_logprobs": [[-0.5], [-0.25]]})
+    return "teacher_ids, teacher_logprobs"
+
+
+def compared(folder: Path) -> str:
+    write(folder, {"prompt": "hi", "chosen": "yo", "rejected": "no", "margin": 0.5})
+    return "margin"
+
+
+def write(folder: Path, record: dict[str, Any], *more: object) -> None:
+    (folder / "rows.jsonl").write_text(json.dumps(record) + "\n")
+    built(folder / "rows.jsonl", folder / "packed", *more)
+
+
+@pytest.mark.parametrize("made", [weighted, seen, taught, compared], ids=lambda made: made.__name__)
+def test_folders_with_further_columns_are_refused(made: Callable[[Path], str], tmp_path: Path) -> None:
+    columns, folder = made(tmp_path), tmp_path / "packed"
+    data = [{"path": str(folder), "type": None}]
+    cfg = configuration(folder, tmp_path, plugins=[PLUGIN], datasets=data, remove_unused_columns=False)
+    with pytest.raises(ValueError, match=f"further columns .*{columns}"):
+        loaded(cfg)
 
 
 def test_axolotls_own_loading_takes_the_export_of_sequences(packed: Path, tmp_path: Path) -> None:

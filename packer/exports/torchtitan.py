@@ -28,7 +28,9 @@ TARGET = Target(
     reader="torchtitan, grain",
     rows="one row a pack, filled to the length: `input_ids`, `labels` (of the next token), `positions` (from "
     "0 in every sequence), `segment_ids` (1, 2, ...; 0 where filled)",
-    how="""torchtitan: its `TextSequence` is made of a row's `input_ids`, `labels` and `positions`.
+    how="""torchtitan takes the packed folder itself: `PacksDataLoader.Config(dataset_path=...)`, of
+`padless.runtime.trainers.torchtitan`, as its `dataloader`. In a loader of your own its sample is
+`({"input": input_ids, "positions": positions}, labels)`.
 
 grain: the loaded folder is a random-access source.
 

@@ -26,6 +26,12 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
             "seq_lengths says that it is a pack of several sequences: pack-dataset repack DIR packs a packed "
             "folder again; from elsewhere, give one record for each sequence"
         )
+    if row.get("is_chosen") in (0, 1) and "pair_id" in row:
+        raise RecordError(
+            "is_chosen and pair_id say that it is one answer of a pair, and tokenized records are no pairs: "
+            "pack-dataset repack DIR packs a packed folder of pairs again; from elsewhere, give one record "
+            "for each pair (--format preference)"
+        )
     _check_one_sequence(row)
     found = _with_labels(row, columns)
     name = columns.find(row, "loss_weight")

@@ -3,7 +3,7 @@
 plugins:
   - padless.runtime.trainers.axolotl.PacksPlugin
 datasets:
-  - path: packed/train
+  - path: packed/train           # or path: packed, split: train
     type:                        # nothing: Axolotl asks for the key
 test_datasets:                   # if there are any
   - path: packed/validation
@@ -29,6 +29,8 @@ from padless.runtime.dataset import PackedDataset
 from padless.runtime.trainers.hf import PadlessCollator
 
 _PACK_AGAIN = ("sample_packing", "eval_sample_packing", "batch_flattening", "streaming")
+_PASSED_OVER = ("type", "chat_template", "name", "data_files", "shards", "preprocess_shards")
+"""Of an entry of `datasets`; Axolotl fills in others itself."""
 
 
 class PacksCollator(PadlessCollator):
@@ -46,8 +48,8 @@ class PacksPlugin(BasePlugin):  # type: ignore[misc]
         """The packs of `datasets`, and of `test_datasets` where there are any.
 
         Raises ValueError for settings under which Axolotl would pack packs once more, cut some off for an
-        evaluation or drop their boundaries, for folders with further columns (weights, images), and what
-        opening a packed folder raises.
+        evaluation or drop their boundaries, for what an entry says beside a path and a split, for folders
+        with further columns (weights, images), and what opening a packed folder raises.
         """
         for name in _PACK_AGAIN:
             if cfg.get(name):
@@ -80,12 +82,18 @@ def _packs(entries: Sequence[Any]) -> Any:
     """One `datasets.Dataset` of the packs of all folders."""
     from datasets import concatenate_datasets
 
-    return concatenate_datasets([_folder(entry["path"]) for entry in entries])
+    return concatenate_datasets([_folder(entry) for entry in entries])
 
 
-def _folder(path: str) -> Any:
-    """The packs of one folder; ValueError where something in it would be lost on Axolotl's models."""
-    packs = PackedDataset(path)
+def _folder(entry: Any) -> Any:
+    """The packs of one folder; ValueError for what this plugin or Axolotl's models would pass over."""
+    path = entry["path"]
+    if others := [name for name in _PASSED_OVER if entry.get(name)]:
+        raise ValueError(
+            f"{path} is a packed folder, for which {', '.join(others)} would be passed over: leave that out "
+            "(a packed folder is tokenized, and taken whole)"
+        )
+    packs = PackedDataset(path, split=entry.get("split"))
     if further := [column.name for column in packs.reader.manifest.extras]:
         raise ValueError(
             f"{path} has the further columns {', '.join(further)}, which Axolotl's training does not look "

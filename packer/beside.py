@@ -76,7 +76,10 @@ def with_system(found: Converted, value: Any, name: str) -> Any:
 
 def with_history(found: Converted, value: Any, name: str) -> Any:
     """With the turns of the conversation so far before a chat's own."""
-    turns = _history(value, name)
+    try:
+        turns = _history(value, name)
+    except RecordError as problem:
+        raise RecordError(f"{problem}; --column {HISTORY[0]}= leaves the column out") from None
 
     def continued(example: Any) -> Any:
         if isinstance(example, Chat):

@@ -121,7 +121,11 @@ def print_pack(pack: dict[str, Any], console: Console) -> None:
             f"{sequence['num_targets']:,} trained"
             + "".join(f", {name} {value}" for name, value in sequence["extras"].items())
         )
-        console.print(Rule(Text(title), align="left", style="dim"))
+        heading = Text(title)
+        if heading.cell_len + 2 > console.width:  # a rule would cut its title
+            console.print(Rule(style="dim"), heading)
+        else:
+            console.print(Rule(heading, align="left", style="dim"))
         body = Text()
         for run in sequence["segments"]:
             style = _TRAINED if run["trained"] else _MASKED

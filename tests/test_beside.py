@@ -124,6 +124,7 @@ def test_what_a_string_prompt_has_no_place_for_is_refused(
         ({**ALPACA, "system": ["w30"]}, "system must be text, got list"),
         ({**ALPACA, "history": [["w11"]]}, "history[0] must be a question and its answer, two texts"),
         ({**ALPACA, "history": "w11"}, "history must be a list of turns"),
+        ({**ALPACA, "history": [7]}, "--column history= leaves the column out"),
         ({**ALPACA, "history": [{"from": "robot", "value": "w11"}]}, "history[0] is from 'robot'"),
         (
             {**ALPACA, "history": [{"role": "assistant", "content": "w21", "train": False}]},

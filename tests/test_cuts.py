@@ -27,12 +27,12 @@ ALPACA = ("--format", "alpaca")
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, object]]:
-    """Two records of a kind, the second with a history of the very records: some 3 MB."""
+    """Two records of a kind, the second with a list of the very records: some 3 MB."""
     return [
-        {**row, "instruction": f"{row['instruction']} ({time})", "history": history}
+        {**row, "instruction": f"{row['instruction']} ({time})", "sources": inside}
         for time in range(3)
         for row in demo_rows()
-        for history in ([], [{**row, "history": [{**row, "history": []}] * 2}] * 4)
+        for inside in ([], [{**row, "sources": [{**row, "sources": []}] * 2}] * 4)
     ]
 
 

@@ -47,6 +47,19 @@ def refuse_to_be_split() -> None:
         )
 
 
+def is_accelerates_count() -> bool:
+    """Whether an epoch is set, by the method that asks, because a loader of accelerate begins a pass.
+
+    Its loaders count passes from 0 whatever a state or `set_epoch` has said, and not at all on several ranks.
+    """
+    setting = sys._getframe(2)
+    begun = setting.f_back
+    loader = setting.f_locals.get("self")
+    if begun is None or begun.f_code.co_name != "__iter__" or begun.f_locals.get("self") is not loader:
+        return False
+    return any(one.__name__ == "DataLoaderShard" for one in type(loader).__mro__)
+
+
 def has_no_exact_states() -> bool:
     """Whether a StatefulDataLoader that yields batches as they come makes its workers now, or forked this.
 

@@ -22,7 +22,7 @@ from padless.runtime.errors import StateError, StreamError
 from padless.runtime.order import Position
 from padless.runtime.ranks import is_accelerates_count
 from padless.runtime.reader import PackedReader
-from padless.runtime.steps import shuffle_of, step_order
+from padless.runtime.steps import check_epoch, shuffle_of, step_order
 from padless.runtime.stream_state import StreamState, data_identity
 
 
@@ -151,8 +151,7 @@ class PackBatchSampler(Sampler[list[int]]):
         What accelerate's loaders say by themselves is passed over, since a sampler goes from epoch to epoch.
         Raises StreamError.
         """
-        if epoch < 0:
-            raise StreamError(f"epoch is {epoch}; epochs count from 0")
+        check_epoch(epoch)
         if epoch != self.epoch and not is_accelerates_count():
             self._start = Position(epoch=epoch), 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from numbers import Integral
 
 import torch
 
@@ -31,8 +32,8 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
                     f"RANK is {texts[0]!r} and WORLD_SIZE is {texts[1]!r}; set whole numbers, "
                     "or give rank= and world_size="
                 ) from None
-    if not 0 <= rank < world_size:
-        raise StreamError(f"rank {rank} of world_size {world_size}; ranks are from 0 to world_size - 1")
+    if not isinstance(rank, Integral) or not isinstance(world_size, Integral) or not 0 <= rank < world_size:
+        raise StreamError(f"rank {rank!r} of world_size {world_size!r}; ranks are from 0 to world_size - 1")
     return rank, world_size
 
 

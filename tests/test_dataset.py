@@ -123,6 +123,8 @@ def test_a_state_that_does_not_fit_is_refused(
     assert sampler.state_dict() == state
     with pytest.raises(StateError, match="within a step"):
         PackedStream(dataset.path, rank=0, world_size=1).load_state_dict(state)
+    with pytest.raises(StateError, match="'_num_yielded': it is none of a PackedStream or PackBatchSampler"):
+        sampler.load_state_dict({"_num_yielded": 1})
     with pytest.raises(StateError, match="is a NoneType"):
         sampler.load_state_dict(None)  # type: ignore[arg-type]
 
@@ -211,6 +213,7 @@ def test_a_loader_of_accelerate_leaves_a_sampler_in_its_epoch(
         assert ran(loader) == epochs[1]
 
 
-def test_an_epoch_below_nought_is_refused(dataset: PackedDataset) -> None:
-    with pytest.raises(StreamError, match="epoch is -1"):
-        PackBatchSampler(dataset, world_size=1).set_epoch(-1)
+@pytest.mark.parametrize("epoch", [-1, 1.5, "1", 2**64])
+def test_an_epoch_that_is_none_is_refused(dataset: PackedDataset, epoch: Any) -> None:
+    with pytest.raises(StreamError, match="epoch is"):
+        PackBatchSampler(dataset, world_size=1).set_epoch(epoch)

@@ -20,8 +20,9 @@ from padless.runtime.batch import Pack
 from padless.runtime.bucket_order import BucketOrder
 from padless.runtime.errors import StateError, StreamError
 from padless.runtime.order import Position
+from padless.runtime.ranks import is_accelerates_count
 from padless.runtime.reader import PackedReader
-from padless.runtime.steps import shuffle_of, step_order
+from padless.runtime.steps import check_epoch, shuffle_of, step_order
 from padless.runtime.stream_state import StreamState, data_identity
 
 
@@ -145,8 +146,13 @@ class PackBatchSampler(Sampler[list[int]]):
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass. At its own epoch a sampler stays where a state has put it."""
-        if epoch != self.epoch:
+        """Choose the epoch of the next pass. At its own epoch a sampler stays where a state has put it.
+
+        What accelerate's loaders say by themselves is passed over, since a sampler goes from epoch to epoch.
+        Raises StreamError.
+        """
+        check_epoch(epoch)
+        if epoch != self.epoch and not is_accelerates_count():
             self._start = Position(epoch=epoch), 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from padless.runtime.shard_order import ShardShuffle
 Numbers = npt.NDArray[np.int64]
 WINDOW = 256
 """Packs that are balanced among themselves: wide enough for like costs, narrow enough to stay shuffled."""
+LAST_EPOCH = 2**62
+"""No epoch is as high: they are mixed in 64 bits."""
 _NONE: Numbers = np.empty(0, dtype=np.int64)
 _ROUNDS = 4
 _LINEAR_COST = 24_576

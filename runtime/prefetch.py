@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
-from threading import Event, Semaphore, Thread, main_thread
+from threading import Event, Semaphore, Thread, current_thread, main_thread
 from typing import Any
 
 import torch
@@ -78,7 +78,8 @@ class Prefetch:
         batches = iter(self.stream)
         made: SimpleQueue[_Made | BaseException | None] = SimpleQueue()
         room, stopped = Semaphore(self.ahead), Event()
-        thread = Thread(target=self._make, args=(batches, made, room, stopped), name="padless-prefetch")
+        loop = current_thread()
+        thread = Thread(target=self._make, args=(batches, made, room, stopped, loop), name="padless-prefetch")
         self._yielded = self.stream.state_dict()
         thread.start()
         try:
@@ -103,13 +104,14 @@ class Prefetch:
         made: SimpleQueue[_Made | BaseException | None],
         room: Semaphore,
         stopped: Event,
+        loop: Thread,
     ) -> None:
         """What the thread does: batches as long as there is room, then None, or what went wrong."""
         try:
             side = None
             if self.device is not None and self.device.type == "cuda":
                 side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            while _acquired(room) and not stopped.is_set():
+            while _acquired(room, loop) and not stopped.is_set():
                 batch = next(batches, None)
                 if batch is None:
                     made.put(None)
@@ -139,13 +141,14 @@ class Prefetch:
             raise StreamError(f"a loop over this Prefetch is going on: end or close it, then {what}")
 
 
-def _acquired(room: Semaphore) -> bool:
-    """Wait for room; false where the process ends instead, and with it the loop that would have made it.
+def _acquired(room: Semaphore, loop: Thread) -> bool:
+    """Wait for room; false where the process ends instead, and with it the thread of the loop.
 
-    Python waits for a thread that is no daemon. One that came back from torch or Arrow after Python was
-    taken down would abort the process, with all that it had done being done.
+    Python waits for threads that are no daemons, that of the loop among them where the main thread ends
+    first. One that came back from torch or Arrow after Python was taken down would abort the process, with
+    all that it had done being done.
     """
     while not room.acquire(timeout=_LOOKS_UP):
-        if not main_thread().is_alive():
+        if not main_thread().is_alive() and (loop.daemon or not loop.is_alive()):
             return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from numbers import Integral
 
 import torch
 
@@ -31,8 +32,8 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
                     f"RANK is {texts[0]!r} and WORLD_SIZE is {texts[1]!r}; set whole numbers, "
                     "or give rank= and world_size="
                 ) from None
-    if not 0 <= rank < world_size:
-        raise StreamError(f"rank {rank} of world_size {world_size}; ranks are from 0 to world_size - 1")
+    if not isinstance(rank, Integral) or not isinstance(world_size, Integral) or not 0 <= rank < world_size:
+        raise StreamError(f"rank {rank!r} of world_size {world_size!r}; ranks are from 0 to world_size - 1")
     return rank, world_size
 
 
@@ -45,6 +46,19 @@ def refuse_to_be_split() -> None:
             "PackedDataset with collate as the data collator, or keep the loader of the stream "
             "out of accelerator.prepare() and call batch.to(device) yourself"
         )
+
+
+def is_accelerates_count() -> bool:
+    """Whether an epoch is set, by the method that asks, because a loader of accelerate begins a pass.
+
+    Its loaders count passes from 0 whatever a state or `set_epoch` has said, and not at all on several ranks.
+    """
+    setting = sys._getframe(2)
+    begun = setting.f_back
+    loader = setting.f_locals.get("self")
+    if begun is None or begun.f_code.co_name != "__iter__" or begun.f_locals.get("self") is not loader:
+        return False
+    return any(one.__name__ == "DataLoaderShard" for one in type(loader).__mro__)
 
 
 def has_no_exact_states() -> bool:

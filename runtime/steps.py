@@ -7,12 +7,13 @@ the business of `padless.runtime.order` and `bucket_order`.
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Integral
 
 import numpy as np
 
 from padless.runtime.bucket_order import BucketOrder
 from padless.runtime.errors import StreamError
-from padless.runtime.order import Numbers, StepOrder, attention_costs
+from padless.runtime.order import LAST_EPOCH, Numbers, StepOrder, attention_costs
 from padless.runtime.reader import PackedReader
 from padless.runtime.shard_order import ShardShuffle
 
@@ -33,6 +34,9 @@ def step_order(
 
     `checked`: that every length fills a step is one of them; otherwise an epoch may leave all of one out.
     """
+    refuse_fractions(packs_per_batch=packs_per_batch, world_size=world_size, seed=seed)
+    if tokens_per_batch is not None:
+        refuse_fractions(tokens_per_batch=tokens_per_batch)
     if packs_per_batch < 1:
         raise StreamError(f"packs_per_batch is {packs_per_batch}; a batch takes at least 1 pack")
     if world_size < 1:
@@ -91,6 +95,20 @@ def _by_length(
         costs = None if whole.costs is None else whole.costs[mine]
         orders.append(replace(whole, num_packs=bucket.packs, group=group, costs=costs))
     return BucketOrder(orders=tuple(orders), seed=whole.seed, pads=pads)
+
+
+def refuse_fractions(**options: object) -> None:
+    """Raise StreamError for an option that is no whole number."""
+    for name, value in options.items():
+        if not isinstance(value, Integral):
+            raise StreamError(f"{name} is {value!r}; give a whole number")
+
+
+def check_epoch(epoch: int) -> None:
+    """Raise StreamError for an epoch that there is not."""
+    refuse_fractions(epoch=epoch)
+    if not 0 <= epoch < LAST_EPOCH:
+        raise StreamError(f"epoch is {epoch}; it is from 0 to 2**62 - 1")
 
 
 def shuffle_of(reader: PackedReader, shuffle: bool | str) -> bool | str:

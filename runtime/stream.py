@@ -40,7 +40,7 @@ from padless.runtime.ranks import (
 )
 from padless.runtime.reader import PackedReader
 from padless.runtime.schema import NONE_IS, OWN_COLUMNS, ColumnInfo, parse_type
-from padless.runtime.steps import pack_costs, shuffle_of, step_order
+from padless.runtime.steps import check_epoch, pack_costs, refuse_fractions, shuffle_of, step_order
 from padless.runtime.stream_state import StreamState, data_identity
 from padless.runtime.varlen_batch import VarlenBatch
 
@@ -89,12 +89,14 @@ class PackedStream(IterableDataset[VarlenBatch]):
         `shuffle` is over all packs (True) or among those of a few shards at a time ("shards"), as it is
         always where the path is a URL, unless a plan gathers packs from all shards. `replan` names a strategy
         (such as "spread") that packs the sequences anew for each epoch. `verify` and `storage_options` are
-        PackedReader's: without `verify` a changed byte of a local shard that is still a token stays unseen.
+        PackedReader's: without `verify` a changed byte is found when it comes to a batch, in a folder without
+        block checksums only where it makes no sense.
         Raises StreamError, and what PackedReader raises.
         """
         super().__init__()
         if plan is not None and replan is not None:
             raise StreamError(f"plan is {plan!r} and replan {replan!r}: give one, packs are by one plan")
+        refuse_fractions(seed=seed, epoch=epoch)
         if not 0 <= seed < 2**62:
             raise StreamError(f"seed is {seed}; it is from 0 to 2**62 - 1")
         self.reader = PackedReader(
@@ -172,8 +174,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the first batch of an epoch. At its own epoch a stream stays where it is."""
-        if epoch < 0:
-            raise StreamError(f"epoch is {epoch}; epochs count from 0")
+        check_epoch(epoch)
         self._in_workers[0] = 0
         if epoch != self.epoch:
             self._go(Position(epoch=epoch))

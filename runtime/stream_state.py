@@ -14,7 +14,7 @@ import numpy as np
 
 from padless.runtime.errors import StateError
 from padless.runtime.format import Manifest, checksum_bytes
-from padless.runtime.order import Position
+from padless.runtime.order import LAST_EPOCH, Position
 from padless.runtime.plans import Plan
 
 STATE_VERSION = 1
@@ -87,7 +87,12 @@ class StreamState:
 
         `buckets`: the packs of each length, where steps are of one length each.
         """
-        version = state.get("version")
+        if "version" not in state:
+            raise StateError(
+                f"the state has {', '.join(map(repr, state)) or 'nothing'}: it is none of a PackedStream or "
+                "PackBatchSampler; load what state_dict() of one gave, and what a loader gave into a loader"
+            )
+        version = state["version"]
         if version != STATE_VERSION:
             raise StateError(
                 f"the state has version {version!r}, this padless reads {STATE_VERSION}; "
@@ -143,7 +148,13 @@ def _position(state: Mapping[str, Any], epoch: int, num_packs: int) -> Position:
     left = np.array(state["left"], dtype=np.int64).reshape(-1)
     taken, group = int(state["taken"]), int(state["group"])
     inside = 0 <= taken <= num_packs and ((left >= 0) & (left < num_packs)).all()
-    if epoch < 0 or group < 0 or not inside or len(np.unique(left)) != len(left) or len(left) > taken:
+    if (
+        not 0 <= epoch < LAST_EPOCH
+        or group < 0
+        or not inside
+        or len(np.unique(left)) != len(left)
+        or len(left) > taken
+    ):
         raise StateError(
             f"the state is damaged: epoch {epoch}, {taken} of {num_packs} packs taken, {len(left)} of "
             "them left; load an earlier one"

@@ -14,10 +14,11 @@ from packed import Folder, count_up, write_folder
 from ranks import numbers
 from reference_order import balanced_order_of, order_of
 from test_bucket_stream import folder as lengths  # noqa: F401
+from torch.utils.data import DataLoader
 
 from padless.runtime.collate import collate
 from padless.runtime.dataset import PackBatchSampler, PackedDataset
-from padless.runtime.errors import StateError
+from padless.runtime.errors import StateError, StreamError
 from padless.runtime.stream import PackedStream
 
 PACKS = 23
@@ -122,6 +123,8 @@ def test_a_state_that_does_not_fit_is_refused(
     assert sampler.state_dict() == state
     with pytest.raises(StateError, match="within a step"):
         PackedStream(dataset.path, rank=0, world_size=1).load_state_dict(state)
+    with pytest.raises(StateError, match="'_num_yielded': it is none of a PackedStream or PackBatchSampler"):
+        sampler.load_state_dict({"_num_yielded": 1})
     with pytest.raises(StateError, match="is a NoneType"):
         sampler.load_state_dict(None)  # type: ignore[arg-type]
 
@@ -170,3 +173,47 @@ def test_torchdatas_loader_goes_on_in_the_epoch_in_which_it_stopped(
     resumed = opened()
     resumed.load_state_dict(finished.state_dict())
     assert [numbers(batch) for batch in resumed] == epochs[1]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_loader_of_accelerate_leaves_a_sampler_in_its_epoch(
+    dataset: PackedDataset, world_size: int, stateful: bool
+) -> None:
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    if stateful:
+        pytest.importorskip("torchdata.stateful_dataloader")
+
+    def opened() -> tuple[PackBatchSampler, Any]:
+        sampler = PackBatchSampler(dataset, world_size=world_size, packs_per_batch=2, seed=4)
+        return sampler, data_loader.prepare_data_loader(
+            DataLoader(dataset, batch_sampler=sampler, collate_fn=collate),
+            num_processes=world_size,
+            process_index=0,
+            use_stateful_dataloader=stateful,
+        )
+
+    def ran(loader: Any) -> list[list[int]]:
+        return [numbers(batch) for batch in loader]
+
+    _, loader = opened()
+    epochs = [ran(loader) for _ in range(4)]
+    assert len({str(epoch) for epoch in epochs}) == 4
+    sampler, loader = opened()
+    sampler.set_epoch(2)
+    assert [ran(data_loader.skip_first_batches(loader, 3)), ran(loader)] == [epochs[2][3:], epochs[3]]
+    saved = PackBatchSampler(dataset, world_size=world_size, packs_per_batch=2, seed=4)
+    saved.set_epoch(2)
+    take(iter(saved), 3 * world_size)
+    sampler, loader = opened()
+    sampler.load_state_dict(saved.state_dict())
+    assert [ran(loader), ran(loader)] == [epochs[2][3:], epochs[3]]
+    if world_size == 1:
+        loader.set_epoch(1)
+        assert ran(loader) == epochs[1]
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "1", 2**64])
+def test_an_epoch_that_is_none_is_refused(dataset: PackedDataset, epoch: Any) -> None:
+    with pytest.raises(StreamError, match="epoch is"):
+        PackBatchSampler(dataset, world_size=1).set_epoch(epoch)

@@ -129,3 +129,22 @@ atexit.register(lambda: print([thread.name for thread in threading.enumerate()])
     words = [sys.executable, "-c", code, str(tmp_path / "packed")]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "['MainThread']\n", "")
+
+
+def test_a_loop_in_a_thread_goes_on_where_the_main_thread_ends_first(tmp_path: Path) -> None:
+    write_folder(tmp_path / "packed", Folder(packs=[count_up(3, first=number) for number in range(6)]))
+    code = """
+import sys, threading, time
+from padless.runtime import prefetch
+from padless.runtime.stream import PackedStream
+prefetch._LOOKS_UP = 0.01
+def train():
+    threading.main_thread().join()
+    for number, _ in enumerate(prefetch.Prefetch(PackedStream(sys.argv[1]), ahead=1)):
+        time.sleep(0.1)
+    print(number)
+threading.Thread(target=train).start()
+"""
+    words = [sys.executable, "-c", code, str(tmp_path / "packed")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "5\n", "")

@@ -31,7 +31,7 @@ from padless.packer.pipeline import Build
 from padless.packer.planning import check_losses, plan_splits, strategy_of
 from padless.packer.recut import recut
 from padless.packer.recut_copies import copies_apart, copies_together
-from padless.packer.recut_policy import Policy, records_of
+from padless.packer.recut_policy import Policy, records_of, refuse_cuts
 from padless.packer.repack_config import (
     PLANNING,
     RepackConfig,
@@ -109,6 +109,10 @@ class Repack(Build):
                 }
             )
         )
+        for first in firsts:
+            for source, name in zip(first.sources, first.options.get("formats", ()), strict=False):
+                if name != "auto":  # of a source without a record
+                    refuse_cuts(self.config, source.path, name)
         excluded = read_excluded(config.exclude) if config.exclude else None
         # Who leaves out nothing gets what nobody left anything out of.
         self.excluded = excluded if excluded is not None and len(excluded) else None

@@ -17,6 +17,7 @@ from padless.runtime.format import (
     FileInfo,
     FormatError,
     Manifest,
+    PlanError,
     ShardInfo,
     SplitInfo,
     SplitsManifest,
@@ -29,7 +30,7 @@ from padless.runtime.format import (
     open_folder,
     parse_manifest,
 )
-from padless.runtime.plans import PlanError, no_plan, plan_names
+from padless.runtime.plans import no_plan, plan_names
 from padless.runtime.storage import Storage, is_url
 
 AnyFile = FileInfo | ShardInfo | TableInfo

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
+from padless.packer.strategies import CUTS
 
 CUT_ANYWHERE = frozenset({"text", "tokenized"})
 """Formats whose records may end at any token; a chat is cut at the end of a turn."""
@@ -57,6 +59,23 @@ def records_of(lines: NDArray[np.void]) -> Records:
     ends = np.concatenate([[0], np.cumsum(lines["length"], dtype=np.int64)])
     have = ends[first[1:]] - ends[first[:-1]]
     return Records(first, have, have + lines["cut"][first[:-1]])
+
+
+def refuse_cuts(config: PackConfig, where: str, format_: str) -> None:
+    """See that what cuts anywhere gets texts alone. InputError for records of another format."""
+    if format_ in CUT_ANYWHERE:
+        return
+    if config.overflow == "split":
+        raise InputError(
+            f"--overflow split is for text: a fragment of {where} ({format_}) would begin in "
+            "mid-conversation; choose error, drop or truncate"
+        )
+    if cutting := CUTS & {config.strategy, config.eval_strategy}:
+        raise InputError(
+            f"--strategy {min(cutting)} is for text: it cuts wherever a pack ends, and a fragment of "
+            f"{where} ({format_}) would begin in mid-conversation; choose bfd, spread or another, which "
+            "cut nothing"
+        )
 
 
 def refuse_longer(policy: Policy, lost: NDArray[np.bool_]) -> None:

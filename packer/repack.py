@@ -30,8 +30,8 @@ from padless.packer.output import check_output
 from padless.packer.pipeline import Build
 from padless.packer.planning import check_losses, plan_splits, strategy_of
 from padless.packer.recut import recut
-from padless.packer.recut_copies import copies_apart, copies_together
-from padless.packer.recut_policy import Policy, records_of
+from padless.packer.recut_copies import check_draw, copies_apart, copies_together
+from padless.packer.recut_policy import Policy, records_of, refuse_cuts
 from padless.packer.repack_config import (
     PLANNING,
     RepackConfig,
@@ -51,6 +51,7 @@ from padless.packer.repack_tables import (
     read_table,
     sequence_columns,
 )
+from padless.packer.sources.splits import is_for_evaluation
 from padless.packer.strategies import CUTS
 from padless.packer.table_writer import Piece
 from padless.packer.tables import Account, SplitLines
@@ -109,6 +110,10 @@ class Repack(Build):
                 }
             )
         )
+        for first in firsts:
+            for source, name in zip(first.sources, first.options.get("formats", ()), strict=False):
+                if name != "auto":  # of a source without a record
+                    refuse_cuts(self.config, source.path, name)
         excluded = read_excluded(config.exclude) if config.exclude else None
         # Who leaves out nothing gets what nobody left anything out of.
         self.excluded = excluded if excluded is not None and len(excluded) else None
@@ -153,6 +158,11 @@ class Repack(Build):
             raise InputError(
                 f"--seed {self.config.seed} would choose another validation split than {firsts[0].seed} did, "
                 "by the text of the records, which no packed folder has: leave --seed out, or build again"
+            )
+        if any(first.options.get("mix") and first.seed != self.config.seed for first in firsts):
+            raise InputError(
+                f"--seed {self.config.seed} would draw another mix than {firsts[0].seed} did, and what was "
+                "not drawn is in no packed folder: leave --seed out, or build again"
             )
         check_output(self.config.output)
         self.identity = self.identity_of_repack  # type: ignore[assignment]
@@ -219,7 +229,7 @@ class Repack(Build):
                 and names == [column for column in types if column in {*names, "labels"}]
                 and types["input_ids"] == f"list<{id_type}>"
             )
-            is_mix = manifest.options.get("mix") is not None
+            is_mix = manifest.options.get("mix") is not None and not is_for_evaluation(name)
             table = None
             if self.excluded is None and not is_mix and not self._needs_lines(name):
                 table = read_settled(reader, records, sources, self.config.longest, account)
@@ -231,7 +241,10 @@ class Repack(Build):
                 if is_mix:
                     piece = copies_apart(piece)
                 columns = sequence_columns(reader, self.extras, len(piece.lines), records)
-                cut = recut(piece, self._policy(name, reader, sources, columns), self._is_excluded(piece))
+                policy = self._policy(name, reader, sources, columns)
+                if is_mix:
+                    check_draw(piece, policy, manifest.options["mix"]["by"])
+                cut = recut(piece, policy, self._is_excluded(piece))
                 stored = _stored(reader, names, id_type, made, is_mapped)
                 if len(cut.renewed):
                     old = Elements.lay(stored, len(piece.lines))

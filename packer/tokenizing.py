@@ -20,9 +20,9 @@ from padless.packer.identity import Identity
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.marks import choose_marks, leaves
 from padless.packer.prepared import Prepared, Task
+from padless.packer.recut_policy import refuse_cuts
 from padless.packer.several import examples_of
 from padless.packer.sources import BadRecord, Chunk, SourceFile, read_chunk, walk
-from padless.packer.strategies import CUTS
 from padless.packer.template import ChatTemplate
 from padless.packer.token_store import ChunkStore, Entry
 from padless.packer.tokenizer_files import Loading
@@ -191,11 +191,7 @@ class Tokenizing:
                 raise InputError(f"{file.name}, record 0: {error}") from None
             if isinstance(rows[0], dict):
                 self.columns[chunk.source] = tuple(map(str, rows[0]))
-        if self.config.overflow == "split" and name not in ("text", "tokenized"):
-            raise InputError(
-                f"--overflow split is for text: a fragment of {file.name} ({name}) would begin in "
-                "mid-conversation; choose error, drop or truncate"
-            )
+        refuse_cuts(self.config, file.name, name)
         if self.config.fim_rate and name != "text":
             raise InputError(
                 f"--fim-rate {self.config.fim_rate:g} is for text: {file.name} ({name}) has no middle to be "
@@ -205,13 +201,6 @@ class Tokenizing:
             raise InputError(
                 f"expand_turns would tear the chosen and rejected answers of {file.name} apart; leave it "
                 "out, or name another format"
-            )
-        cutting = CUTS & {self.config.strategy, self.config.eval_strategy}
-        if cutting and name not in ("text", "tokenized"):
-            raise InputError(
-                f"--strategy {min(cutting)} is for text: it cuts wherever a pack ends, and a fragment of "
-                f"{file.name} ({name}) would begin in mid-conversation; choose bfd, spread or another, which "
-                "cut nothing"
             )
         return name
 

@@ -80,8 +80,8 @@ def verify(
     with `trainer` (trl, hf), that this trainer gives its model what was packed.
 
     Raises InputError where there is no such model or trainer, or no torch; NotPackedError, ManifestError,
-    VersionError or SplitError where there is nothing to check, RemoteError where a URL cannot be asked for
-    its manifest; everything else that is wrong is a failed check.
+    VersionError, SplitError or PlanError where there is nothing to check, RemoteError where a URL cannot be
+    asked for its manifest; everything else that is wrong is a failed check.
     """
     if trainer is not None and is_url(path):
         raise InputError(f"--trainer {trainer} runs its own loader on a folder, and {path} is a URL: copy it")
@@ -95,6 +95,8 @@ def verify(
         )
     files, packs = whole.of_split(split)
     folder = files.path
+    if plan is not None:
+        files.need_plan(plan)
     checks = [_check("files", lambda: _files(files, packs, progress))]
     listed = {file.file for file in packs.files}
     warnings = [

@@ -17,6 +17,7 @@ from padless.runtime.format import (
     FileInfo,
     FormatError,
     Manifest,
+    PlanError,
     ShardInfo,
     SplitInfo,
     SplitsManifest,
@@ -29,6 +30,7 @@ from padless.runtime.format import (
     open_folder,
     parse_manifest,
 )
+from padless.runtime.plans import no_plan, plan_names
 from padless.runtime.storage import Storage, is_url
 
 AnyFile = FileInfo | ShardInfo | TableInfo
@@ -61,6 +63,9 @@ class Files(Protocol):
 
     def names(self) -> list[str]:
         """The files that lie there, those below it left out."""
+
+    def need_plan(self, name: str) -> None:
+        """See that there is a plan of that name; raises PlanError."""
 
 
 class LocalFiles:
@@ -106,6 +111,10 @@ class LocalFiles:
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
+
+    def need_plan(self, name: str) -> None:
+        if name not in (there := plan_names(self.folder)):
+            raise PlanError(no_plan(self.path, name, ", ".join(there) or "none"))
 
 
 class UrlFiles:
@@ -153,6 +162,10 @@ class UrlFiles:
 
     def names(self) -> list[str]:
         return sorted(name for name in self._folder.storage.listing() if "/" not in name)
+
+    def need_plan(self, name: str) -> None:
+        if f"plans/{name}.parquet" not in self._folder.storage.listing():
+            raise PlanError(no_plan(self.path, name, "see plans/ below it"))
 
 
 def _check_blocks(where: str, file: AnyFile, hashed: BlockHasher) -> None:

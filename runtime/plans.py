@@ -81,7 +81,7 @@ def read_plan(folder: Path, manifest: Manifest, name: str) -> Plan:
     """
     path = folder / "plans" / f"{name}.parquet"
     if name not in plan_names(folder):
-        raise PlanError(_no_plan(str(folder), name, ", ".join(plan_names(folder)) or "none"))
+        raise PlanError(no_plan(str(folder), name, ", ".join(plan_names(folder)) or "none"))
     way_out = f"make it again: pack-dataset repack {folder} --plan-only {name} --force"
     return _checked(path, str(path), manifest, name, way_out)
 
@@ -94,13 +94,14 @@ def remote_plan(storage: Storage, manifest: Manifest, name: str) -> Plan:
             raise MissingFileError(name)
         data = storage.read(file)
     except MissingFileError:
-        raise PlanError(_no_plan(storage.url, name, "see plans/ below it")) from None
+        raise PlanError(no_plan(storage.url, name, "see plans/ below it")) from None
     way_out = f"copy the folder here, make it again (pack-dataset repack DIR --plan-only {name} --force), "
     way_out += "and put it there"
     return _checked(pa.BufferReader(data), storage.where(file), manifest, name, way_out)
 
 
-def _no_plan(folder: str, name: str, there: str) -> str:
+def no_plan(folder: str, name: str, there: str) -> str:
+    """What to say where there is no plan of that name."""
     return (
         f"{folder} has no plan {name!r} (plans there: {there}); leave "
         "plan out for the order the packs are stored in"

@@ -350,6 +350,48 @@ def test_repack_of_a_mix_equals_a_build_where_nothing_is_over_the_length(
     assert run.code == 2 and "is a mix, and" in run.err and not (tmp_path / "less").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "words", "said"),
+    [
+        ((), ("--seed", 5), "another mix"),
+        ((), ("--max-length", 30, "--overflow", "drop"), "not drawn too"),
+        ((), ("--max-length", 30, "--overflow", "truncate"), "not drawn too"),
+        (("--mix-by", "trained"), ("--max-length", 30, "--overflow", "split"), "not drawn too"),
+    ],
+    ids=str,
+)
+def test_repack_of_a_mix_that_a_build_would_draw_otherwise_is_refused(
+    options: tuple[object, ...], words: tuple[object, ...], said: str, tmp_path: Path
+) -> None:
+    rows = [{"text": f"{n} " + "word " * (60 if n % 2 else 5)} for n in range(40)]
+    source = write_lines(tmp_path / "rows.jsonl", rows)
+    seed = next(  # one by which a short record is drawn
+        seed
+        for seed in range(50)
+        if mixed_lengths(source, tmp_path / str(seed), *options, "--seed", seed) < 30
+    )
+    words = words if "--seed" in words else (*words, "--seed", seed)
+    run = pack("repack", tmp_path / str(seed), "--output", tmp_path / "out", *words)
+    assert run.code == 2 and said in " ".join(run.err.split()), run.err
+    assert not (tmp_path / "out").exists()
+
+
+def mixed_lengths(source: Path, output: Path, *options: object) -> int:
+    """Tokens of the one record that a mix draws."""
+    built(source, output, "--format", "text", "--max-records", f"{source}=1", *options)
+    return max(sequence_table(output)["length"])
+
+
+def test_a_validation_split_beside_a_mix_is_repacked_as_any_other(sources: Path, tmp_path: Path) -> None:
+    first, *others = paths(sources)
+    options = (*others, "--eval-fraction", 0.3, "--max-records", f"{first}=5")
+    built(first, tmp_path / "built", *options)
+    built(first, tmp_path / "fresh", *options, "--max-length", 512)
+    run = pack("repack", tmp_path / "built", "--output", tmp_path / "out", "--max-length", 512)
+    assert run.code == 0, run.err
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
+
+
 @pytest.mark.parametrize("strategy", ["bfd", "spread", "ordered", "wrapped"])
 def test_homogeneous_packs_hold_one_source_each_in_build_plan_and_repack(
     strategy: str, sources: Path, tmp_path: Path

@@ -207,18 +207,28 @@ def test_the_weight_of_a_fragments_first_token_is_that_of_an_untrained_one(tmp_p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--strategy", "wrapped"), "loss mask"),
-        (("--overflow", "split", "--max-length", 100), "loss mask"),
+        (("--strategy", "wrapped"), "in mid-conversation"),
+        (("--overflow", "split", "--max-length", 100), "in mid-conversation"),
         (("--overflow", "truncate", "--max-length", 100), "--overflow split"),
         (("--overflow", "drop", "--max-length", 100), "--output"),
         (("--labels", "always"), "--labels"),
     ],
 )
 def test_what_a_plan_cannot_do_is_refused(words: tuple[object, ...], said: str, tmp_path: Path) -> None:
-    built(DEMO, tmp_path / "out", "--limit", 50)
+    built(DEMO, tmp_path / "out", "--limit", 50, "--train-on", "all")
     before = files_of(tmp_path / "out")
     run = pack("repack", tmp_path / "out", "--plan-only", "new", *words)
     assert run.code == 2 and said in run.err, run.err
+    assert files_of(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("words", [("--strategy", "wrapped"), ("--overflow", "split")])
+def test_a_plan_cuts_no_mask(words: tuple[str, str], tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "rows.jsonl", [{"input_ids": [*range(5, 35)], "loss_mask": [0, 1] * 15}])
+    built(source, tmp_path / "out", "--format", "tokenized")
+    before = files_of(tmp_path / "out")
+    run = pack("repack", tmp_path / "out", "--plan-only", "new", *words, "--max-length", 20)
+    assert run.code == 2 and "loss mask" in run.err, run.err
     assert files_of(tmp_path / "out") == before
 
 

@@ -125,9 +125,9 @@ def test_report_inspect_and_verify_go_by_a_plan(folder: Path, tmp_path: Path) ->
     assert ours["sequences"] == theirs["sequences"]
     run = pack("verify", folder, "--plan", "long", "--json")
     assert run.code == 0 and [check["name"] for check in run.json["checks"]][-1] == "plan long"
-    for command in ("report", "inspect"):
+    for command in ("report", "inspect", "verify"):
         run = pack(command, folder, "--plan", "nope")
-        assert run.code == 2 and "long" in run.err
+        assert (run.code, run.out) == (2, "") and "long" in run.err
 
 
 def test_verify_finds_a_plan_that_leaves_a_sequence_out(folder: Path, tmp_path: Path) -> None:

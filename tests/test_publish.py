@@ -114,6 +114,8 @@ def test_a_bucket_is_verified_like_a_folder(s3: S3, tmp_path: Path) -> None:
         again.json["ok"] and "shard-00009-00000000.arrow is not in the manifest" in again.json["warnings"][0]
     )
     assert pack("verify", f"{url}/validation").code == pack("verify", url, "--split", "train").code == 0
+    run = pack("verify", url, "--plan", "nope")
+    assert run.code == 2 and f"{url}/train has no plan 'nope'" in run.err
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "changed"])

@@ -163,7 +163,9 @@ def test_a_cut_that_leaves_no_target_drops_the_record(
         ),
         ((), ("--max-length", 300), "have more than max_length 300"),
         ((), ("--max-length", 300, "--overflow", "truncate"), "end of a turn"),
-        ((), ("--max-length", 300, "--overflow", "split"), "loss mask"),
+        (("--train-on", "all"), ("--max-length", 300, "--overflow", "split"), "in mid-conversation"),
+        ((), ("--overflow", "split"), "is for text"),
+        (("--train-on", "all"), ("--strategy", "wrapped"), "in mid-conversation"),
         (("--eval-fraction", 0.2), ("--seed", 1), "another validation split"),
         ((), ("--align", 2000), "align"),
         ((), ("--strategy", "best"), "strategy"),
@@ -177,6 +179,13 @@ def test_what_no_folder_can_tell_is_refused_with_the_reason(
     run = repack(tmp_path / "old", "--output", tmp_path / "again", *now)
     assert (run.code, run.out) == (2, "")
     assert said in run.err
+    assert not (tmp_path / "again").exists()
+
+
+def test_texts_with_a_mask_are_not_split(tmp_path: Path, masked: Path) -> None:
+    built(masked, tmp_path / "old")
+    run = repack(tmp_path / "old", "--output", tmp_path / "again", "--max-length", 8, "--overflow", "split")
+    assert run.code == 2 and "loss mask" in run.err
     assert not (tmp_path / "again").exists()
 
 
@@ -312,8 +321,8 @@ def test_what_was_cut_where_packs_ended_is_joined_first(
     assert_like_fresh(tmp_path, texts, (*longest, *before), now, TEXT)
 
 
-def test_masked_tokens_are_not_cut_where_packs_end(tmp_path: Path) -> None:
-    built(DEMO, tmp_path / "old")
+def test_masked_tokens_are_not_cut_where_packs_end(tmp_path: Path, masked: Path) -> None:
+    built(masked, tmp_path / "old")
     run = repack(tmp_path / "old", "--output", tmp_path / "out", "--strategy", "wrapped")
     assert run.code == 2 and "are masked" in " ".join(run.err.split())
     assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ mistake let markup through after all.
 
 from __future__ import annotations
 
+import errno
 import html
 import os
 import re
@@ -145,6 +146,8 @@ def page(title: str, body: Iterable[str], footer: str) -> str:
 def write_page(path: str | Path, content: str) -> None:
     """Write a page whole or not at all; OSError where it cannot be."""
     target = Path(path)
+    if not target.name:
+        raise IsADirectoryError(errno.EISDIR, "is a folder; give the name of a file", str(target))
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         # What a data set spelled as a lone surrogate is no text; `visible` has shown it as an escape.

@@ -203,6 +203,9 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     write_folder(tmp_path / "packed", Folder(packs=[count_up(3)]))
     run = pack("report", tmp_path / "packed", "--html", tmp_path / "nowhere" / "page.html")
     assert run.code == 2 and "nowhere" in run.err
+    for folder in ("", "."):
+        run = pack("report", tmp_path / "packed", "--html", folder)
+        assert run.code == 2 and "is a folder; give the name of a file" in run.err
     (tmp_path / "page.html").mkdir()
     assert pack("report", tmp_path / "packed", "--html", tmp_path / "page.html").code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "page.html"]

@@ -296,7 +296,8 @@ def _costs(found: Measured, model: ModelCost | None) -> Array:
     pairs = (squares + tokens) // 2  # of a token with itself and those before it
     flops = float(model.linear) * tokens + float(model.full) * pairs + float(model.sliding) * found.packs.near
     most = flops.max(initial=0.0)
-    return np.rint(flops if most < _MOST_COST else flops * (_MOST_COST / most)).astype(np.int64)
+    costs: Array = np.rint(flops if most < _MOST_COST else flops * (_MOST_COST / most)).astype(np.int64)
+    return costs
 
 
 def length_facts(lengths: Lengths) -> dict[str, Any]:

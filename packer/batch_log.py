@@ -1,7 +1,7 @@
 """What a trainer wasted, from a log of the lengths in its batches: `report --batches FILE`.
 
     JSONL   a batch a line: [120, 45, 380], or {"lengths": [120, 45, 380], "padded_to": 512}
-    CSV     a sequence a line, with the columns batch and length (and padded_to)
+    CSV     a sequence a line, with the columns batch and length (and padded_to); those of a batch together
 
 A batch is padded to its longest sequence unless the log says to what. Beside it stands what packs of the same
 sequences would hold.
@@ -109,13 +109,27 @@ def _from_csv(file: Any, path: Path) -> Iterator[Batch]:
         raise InputError(f"{path} has the columns {', '.join(rows.fieldnames or ()) or 'none'}: {_WAYS}")
     name, padded_to, where = None, None, ""
     lengths: list[Any] = []
+    begun: set[str | None] = set()
     for row in rows:
-        if row["batch"] != name:
+        line = f"{path}, line {rows.line_num}"
+        if row["batch"] != name or not lengths:
             if lengths:
                 yield _batch(str(name), lengths, padded_to, where)
-            name, lengths, padded_to, where = row["batch"], [], None, f"{path}, line {rows.line_num}"
+            name, lengths, padded_to, where = row["batch"], [], None, line
+            if name in begun:
+                raise InputError(
+                    f"{line}: batch {name} goes on, or begins again, after another one; put the lines of a "
+                    "batch together, and give every batch a name of its own"
+                )
+            begun.add(name)
         lengths.append(_number(row["length"]))
-        padded_to = _number(row["padded_to"]) if row.get("padded_to") else padded_to
+        if row.get("padded_to"):
+            width = _number(row["padded_to"])
+            if padded_to not in (None, width):
+                raise InputError(
+                    f"{line}: padded_to is {width!r}, and {padded_to!r} further up in the same batch"
+                )
+            padded_to = width
     if lengths:
         yield _batch(str(name), lengths, padded_to, where)
 
@@ -149,14 +163,16 @@ def print_batches(report: dict[str, Any], console: Console) -> None:
     """Print what `report_batches` gave, the waste first."""
     from rich.table import Table
 
+    from padless.packer.meanings import counted
     from padless.packer.report_view import bar
 
     useful = 1 - report["padding"]
     console.print(f"[bold]{report['padding']:.1%}[/] of these batches was padding")
     console.print(f"tokens {bar(useful, 60)} {useful:6.1%}", highlight=False)
     console.print(
-        f"{report['batches']:,} batches of {report['rows_per_batch']:,.1f} sequences, {report['tokens']:,} "
-        f"tokens in {report['places']:,} places"
+        f"{report['batches']:,} {'batch' if report['batches'] == 1 else 'batches'} of "
+        f"{report['rows_per_batch']:,.1f} sequences, "
+        f"{counted(report['tokens'], 'token')} in {counted(report['places'], 'place')}"
     )
     spread = report["padding_of_batches"]
     console.print(
@@ -165,7 +181,7 @@ def print_batches(report: dict[str, Any], console: Console) -> None:
     )
     for row in report["packed"]:
         console.print(
-            f"packed by {row['strategy']}: {row['packs']:,} packs of {row['max_length']:,}, "
+            f"packed by {row['strategy']}: {counted(row['packs'], 'pack')} of {row['max_length']:,}, "
             f"{row['utilization']:.1%} full, {row['utilization'] / useful:.2f} times as much in a batch"
         )
     table = Table(title="The batches with most padding", title_justify="left", box=None, pad_edge=False)

@@ -53,8 +53,10 @@ def report(
     if batches is not None:
         from padless.packer.batch_log import print_batches, report_batches
 
-        if folders or html is not None or model is not None or card:
-            raise InputError("--batches FILE stands alone: leave DIR, --html, --card and --model out")
+        if folders or card or any(given is not None for given in (html, model, split, plan)):
+            raise InputError(
+                "--batches FILE stands alone: leave DIR, --html, --card, --model, --split and --plan out"
+            )
         log = report_batches(batches)
         if as_json:
             print_json(log)
@@ -72,7 +74,16 @@ def report(
             raise InputError("--card writes into one folder, and two were given")
         if is_url(folders[0]):
             raise InputError(f"--card writes into a folder, and {folders[0]} is a URL")
-        print(f"written to {write_card(folders[0])}")
+        if any(given is not None for given in (html, model, split, plan)):
+            raise InputError(
+                "--card is of the folder as it is, all its splits: leave --html, --model, --split and --plan "
+                "out"
+            )
+        written = write_card(folders[0])
+        if as_json:
+            print_json({"card": str(written)})
+        else:
+            print(f"written to {written}")
         return
     cost = read_cost(model) if model is not None else None
     with progress(quiet=quiet) as tell:
@@ -125,6 +136,10 @@ def inspect(
         raise InputError("--browse asks where to go from pack to pack: leave --html and --json out")
     if source is not None and row is None:
         raise InputError(f"--source {source} says whose row is meant: give --row too")
+    if pack is not None and (sequence is not None or row is not None):
+        raise InputError("--sequence and --row find their pack: leave --pack out")
+    if text is not None and pack is not None and len(pack) > 1:
+        raise InputError("--text is looked for from one --pack on, and several were given")
     numbers = list(dict.fromkeys(pack or [0]))
     if sequence is not None or row is not None or text is not None:
         where: dict[str, Any] = dict(sequence=sequence, row=row, source=source, text=text)

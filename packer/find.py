@@ -32,12 +32,16 @@ def find_pack(
     """The number of the pack with that sequence, that row (from 0) of `source`, or those words.
 
     `source` may be the end of a source's path and is needed where there are several; words are looked for
-    from pack `first` on. Raises InputError where there is nothing of the kind, or it is in no pack.
+    from pack `first` (negative: from the end) on. Raises InputError where there is nothing of the kind, or
+    it is in no pack.
     """
     reader = PackedReader(path, split=split, plan=plan)
     if sum(given is not None for given in (sequence, row, text)) != 1:
         raise InputError("give one of --sequence, --row and --text")
     if text is not None:
+        if first < -len(reader):
+            raise InputError(f"there is no pack {first}: {reader.location} has {len(reader)} of them")
+        first += len(reader) if first < 0 else 0
         return _with_words(reader, text, first, part_of(progress, "packs", len(reader) - first))
     if row is not None:
         sequence = _sequence_of(reader, row, source)

@@ -7,9 +7,11 @@ mistake let markup through after all.
 
 from __future__ import annotations
 
+import errno
 import html
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -143,17 +145,37 @@ def page(title: str, body: Iterable[str], footer: str) -> str:
 
 
 def write_page(path: str | Path, content: str) -> None:
-    """Write a page whole or not at all; OSError where it cannot be."""
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """Write a page whole or not at all; OSError where it cannot be.
+
+    What a link names is written, and not the link; a device or a pipe takes the page and stays what it is.
+    """
+    if not Path(path).name:
+        raise IsADirectoryError(errno.EISDIR, "is a folder; give the name of a file", str(path))
+    # What a data set spelled as a lone surrogate is no text; `visible` has shown it as an escape.
+    data = content.encode("utf-8", "backslashreplace")
     try:
-        # What a data set spelled as a lone surrogate is no text; `visible` has shown it as an escape.
-        beside.write_text(content, encoding="utf-8", errors="backslashreplace")
-        beside.replace(target)
+        if _is_special(path):
+            with open(path, "wb") as file:
+                file.write(data)
+            return
+        target = Path(os.path.realpath(path))
+        beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            beside.write_bytes(data)
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:  # by the name that was asked for
-        raise OSError(error.errno, error.strerror, str(target)) from None
-    finally:
-        beside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _is_special(path: str | Path) -> bool:
+    """Whether there is something that is neither a file nor a folder."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def section(name: str, title: str, meaning: str, *body: str) -> str:

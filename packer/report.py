@@ -37,6 +37,8 @@ _SPREAD = {"p5": 0.05, "median": 0.5, "p95": 0.95}
 _OF_LENGTHS = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
 UTILIZATION_BINS = 20
 _BINS_PER_DOUBLING = 2
+_MOST_COST = 2.0**53
+"""Up to which a float holds every integer."""
 
 
 def build_report(
@@ -284,12 +286,18 @@ def _notable(manifest: Manifest, found: Measured) -> dict[str, list[dict[str, An
 
 
 def _costs(found: Measured, model: ModelCost | None) -> Array:
-    """What each pack costs to train on, [packs]; without a model the weights of one of 7 billion."""
+    """What each pack costs to train on beside the others, [packs]; without a model as in one of 7 billion.
+
+    FLOPs of large models on long packs are more than 64 bits hold: such costs are scaled down.
+    """
     tokens, squares = found.packs.tokens, found.packs.squares
     if model is None:
         return attention_costs(tokens, squares)
     pairs = (squares + tokens) // 2  # of a token with itself and those before it
-    return model.linear * tokens + model.full * pairs + model.sliding * found.packs.near
+    flops = float(model.linear) * tokens + float(model.full) * pairs + float(model.sliding) * found.packs.near
+    most = flops.max(initial=0.0)
+    costs: Array = np.rint(flops if most < _MOST_COST else flops * (_MOST_COST / most)).astype(np.int64)
+    return costs
 
 
 def length_facts(lengths: Lengths) -> dict[str, Any]:

@@ -26,6 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from bench_results import Results
 
+from padless.runtime.format import checksum_file
+
 RESULTS = Path(__file__).parent / "results" / "bench_report.jsonl"
 TIMES = 3
 SEQUENCES_A_PACK = 10
@@ -101,7 +103,8 @@ def make_folder(folder: Path, packs: int) -> None:
         "pack": generator.permutation(np.repeat(np.arange(packs), SEQUENCES_A_PACK)),
         "offset": np.zeros(count, np.int32),
     }
-    pq.write_table(pa.table(columns), folder / "sequences.parquet", row_group_size=2**16)
+    table = folder / "sequences.parquet"
+    pq.write_table(pa.table(columns), table, row_group_size=2**16)
     tokens = int(lengths.sum())
     with (folder / "shard-00000-00000000.arrow").open("wb") as shard:
         shard.truncate(4 * tokens)
@@ -126,8 +129,8 @@ def make_folder(folder: Path, packs: int) -> None:
             | {"bytes": 4 * tokens, "checksum": nothing, "batches": [[1000, packs]]}
         ],
         "sequence_tables": [
-            {"file": "sequences.parquet", "lines": count, "checksum": nothing}
-            | {"bytes": (folder / "sequences.parquet").stat().st_size}
+            {"file": "sequences.parquet", "lines": count, "checksum": checksum_file(table)}
+            | {"bytes": table.stat().st_size}
         ],
         "tokenizer": {"files": [], "fingerprint": None, "vocab_size": 100_000, "largest_id": 99_999},
         "chat_template": {"checksum": None},

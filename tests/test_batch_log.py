@@ -74,6 +74,8 @@ def test_csv_and_json_lines_say_the_same(
         ("log.jsonl", '{"lengths": [5], "padded_to": 4}', "padded_to is 4, and the longest sequence has 5"),
         ("log.csv", "a,b\n1,2\n", "has the columns a, b"),
         ("log.csv", "batch,length\n1,many\n", "line 2: 'many' is no length"),
+        ("log.csv", "batch,length\n0,1\n1,5\n0,7\n", "line 4: batch 0 goes on, or begins again"),
+        ("log.csv", "batch,length,padded_to\n0,1,8\n0,1,\n0,2,16\n", "line 4: padded_to is 16, and 8 "),
     ],
 )
 def test_what_is_no_log_is_told_by_its_line(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -92,6 +94,10 @@ def test_the_command_needs_a_folder_or_a_log(tmp_path: Path) -> None:
     assert max(map(len, run.out.splitlines())) <= 80
     assert pack("report", "--batches", log, "--json").json["padding"] == pytest.approx(1 / 3)
     assert "missing: DIR" in pack("report").err
+    for more in (("--split", "train"), ("--plan", "a")):
+        assert "leave DIR, --html, --card, --model, --split and --plan out" in pack(
+            "report", "--batches", log, *more
+        ).err.replace("\n", " ")
     both = pack("report", tmp_path, "--batches", log)
     assert both.code == 2 and "--batches" in both.err
     assert pack("report", "--batches", tmp_path / "nowhere").code == 2

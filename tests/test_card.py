@@ -111,3 +111,13 @@ def test_a_card_is_of_one_folder(tmp_path: Path) -> None:
     write_folder(tmp_path / "a", Folder(packs=[count_up(3)]))
     assert pack("report", tmp_path / "a", tmp_path / "a", "--card").code == 2
     assert not (tmp_path / "a" / "README.md").exists()
+
+
+def test_a_card_takes_no_option_that_it_would_pass_over(tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", Folder(packs=[count_up(3)]))
+    for more in (("--html", tmp_path / "x.html"), ("--plan", "b"), ("--split", "c"), ("--model", "d")):
+        run = pack("report", tmp_path / "a", "--card", *more)
+        assert run.code == 2 and "leave --html, --model, --split and --plan out" in run.err, run.err
+    assert not (tmp_path / "a" / "README.md").exists()
+    found = pack("report", tmp_path / "a", "--card", "--json").json
+    assert found == {"card": str(tmp_path / "a" / "README.md")}

@@ -51,6 +51,12 @@ def test_words_are_found_in_the_first_pack_that_has_them(packed: Path) -> None:
     assert later == 2
 
 
+def test_words_are_looked_for_from_a_pack_on_that_may_count_from_the_end(packed: Path) -> None:
+    last = pack("inspect", packed, "--pack", -1, "--json").json
+    words = last["sequences"][0]["text"][:20]
+    assert pack("inspect", packed, "--text", words, "--pack", -1, "--json").json == last
+
+
 def test_a_plan_is_searched_by_its_own_packs(packed: Path) -> None:
     assert pack("repack", packed, "--plan-only", "twice", "--max-length", 2048).code == 0
     found = find_pack(packed, sequence=57, plan="twice")
@@ -72,6 +78,9 @@ def test_a_plan_is_searched_by_its_own_packs(packed: Path) -> None:
         (("--text", "words that nobody wrote"), "is in no pack"),
         (("--text", ""), "--text is empty"),
         (("--text", "x", "--row", 1), "give one of --sequence, --row and --text"),
+        (("--text", "x", "--pack", -(10**6)), "there is no pack -1000000"),
+        (("--text", "x", "--pack", 1, "--pack", 2), "several were given"),
+        (("--sequence", 1, "--pack", 2), "leave --pack out"),
     ],
 )
 def test_what_is_not_there_is_told(packed: Path, options: tuple[object, ...], words: str) -> None:

@@ -6,12 +6,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from building import MAX_LENGTH, built, demo_rows, pack, write_lines
+from packed import Folder, count_up, write_folder
 from slow_report import (
     before_cutting,
     labels_of,
@@ -318,6 +320,18 @@ def test_a_model_weighs_what_a_pack_costs(packed: Path, report: dict[str, Any]) 
     assert report["idle"]["2"]["random"] == pytest.approx(1 - busy / waited)
     assert report["model"]["flops_a_pair"] == MODEL.full + MODEL.sliding
     assert report["model"]["flops_a_token"] == MODEL.linear
+
+
+def test_a_pack_of_more_flops_than_64_bits_hold_is_the_costliest(tmp_path: Path) -> None:
+    """As those of 405 billion parameters on a sequence of a million tokens."""
+    write_folder(tmp_path / "packed", Folder(packs=[count_up(9), count_up(1)], max_length=10))
+    small = MODEL.total(np.array([9.0, 1.0]))
+    factor = 2**62 // int(small[1])
+    large = replace(
+        MODEL, linear=MODEL.linear * factor, full=MODEL.full * factor, sliding=MODEL.sliding * factor
+    )
+    shares = build_report(tmp_path / "packed", model=large)["idle"]["2"]
+    assert shares["random"] == pytest.approx(1 - float(small.sum()) / (2 * float(small[0])))
 
 
 def test_records_and_packs_as_a_whole(packed: Path, report: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -203,9 +204,25 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     write_folder(tmp_path / "packed", Folder(packs=[count_up(3)]))
     run = pack("report", tmp_path / "packed", "--html", tmp_path / "nowhere" / "page.html")
     assert run.code == 2 and "nowhere" in run.err
+    for folder in ("", "."):
+        run = pack("report", tmp_path / "packed", "--html", folder)
+        assert run.code == 2 and "is a folder; give the name of a file" in run.err
     (tmp_path / "page.html").mkdir()
     assert pack("report", tmp_path / "packed", "--html", tmp_path / "page.html").code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "page.html"]
+
+
+def test_a_page_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
+    (tmp_path / "link.html").symlink_to("page.html")
+    for words in ("new", "again"):
+        write_page(tmp_path / "link.html", words)
+        assert (tmp_path / "link.html").is_symlink() and (tmp_path / "page.html").read_text() == words
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_page(tmp_path / "pipe", "words")
+    assert os.read(reader, 100) == b"words" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "page.html", "pipe"]
 
 
 def test_long_texts_keep_both_ends(tmp_path: Path) -> None:

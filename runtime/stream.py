@@ -89,7 +89,7 @@ class PackedStream(IterableDataset[VarlenBatch]):
         `shuffle` is over all packs (True) or among those of a few shards at a time ("shards"), as it is
         always where the path is a URL, unless a plan gathers packs from all shards. `replan` names a strategy
         (such as "spread") that packs the sequences anew for each epoch. `verify` and `storage_options` are
-        PackedReader's: without `verify` a changed byte of a local shard that is still a token stays unseen.
+        PackedReader's: without `verify` a changed byte of a local shard is seen when a batch is to have it.
         Raises StreamError, and what PackedReader raises.
         """
         super().__init__()

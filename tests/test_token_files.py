@@ -235,6 +235,10 @@ def test_exports_whose_rows_are_packs_are_not_taken_for_sequences(to: str, tmp_p
         ({"attention_mask": [1, 1, 2, 2]}, "numbers the sequences of a pack"),
         ({"attention_mask": [1, 1, 1, 0]}, "the row is filled up"),
         ({"attention_mask": [0, 1, 1, 1]}, "attention_mask has 0 at place 0"),
+        ({"segment_ids": [1, 1, 2, 2]}, "segment_ids has several numbers"),
+        ({"seq_idx": [0, 0, 0, 1]}, "seq_idx has several numbers"),
+        ({"seq_start_id": [0, 2]}, "seq_start_id has 2 entries"),
+        ({"cu_seqlens": [0, 2, 4]}, "cu_seqlens has 3 entries"),
     ],
 )
 def test_rows_of_several_sequences_or_with_padding_are_told(
@@ -254,7 +258,8 @@ def test_answers_of_pairs_are_not_taken_for_records_of_their_own(tmp_path: Path)
     assert not (tmp_path / "again" / "manifest.json").exists()
 
 
-def test_a_mask_of_ones_and_positions_that_only_rise_say_nothing(tmp_path: Path) -> None:
+def test_masks_positions_and_boundaries_of_one_sequence_say_nothing(tmp_path: Path) -> None:
     row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "position_ids": [0, 1, 2]}
+    row |= {"segment_ids": [1, 1, 1], "seq_start_id": [0], "cu_seqlens": [0, 3]}
     assert build(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "out").code == 0
     assert sequences_of(tmp_path / "out") == {0: ([5, 6, 7], [-100, 6, 7])}

@@ -151,6 +151,15 @@ def test_packs_longer_than_a_row_are_refused(packed: Path) -> None:
         loader("")
 
 
+def test_more_workers_than_packs_are_refused_where_one_would_wait_for_ever(packed: Path) -> None:
+    most = len(PackedReader(packed)) // 2
+    with pytest.raises(ValueError, match=f"num_workers is {most + 1}.* to {most} at most"):
+        loader(packed, ranks=2, num_workers=most + 1)
+    assert loader(packed, ranks=2, num_workers=most).num_workers == most
+    rows = [row for batch in loader(packed, infinite=False, num_workers=2 * most + 2) for row in given(batch)]
+    assert len(rows) == len(PackedReader(packed))
+
+
 def test_folders_with_further_columns_are_refused(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo", "weight": 0.5}]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")

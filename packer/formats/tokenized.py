@@ -14,6 +14,10 @@ from padless.packer.formats.examples import Columns, Example, Tokens
 
 IGNORED = -100
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+NUMBERS = ("segment_ids", "seq_idx")
+"""In other packers' rows: which sequence of a pack each token is of."""
+BOUNDS = {"seq_start_id": 1, "cu_seqlens": 2, "cu_seq_lens_q": 2}
+"""And where sequences begin; the entries that one sequence has."""
 
 
 def matches(row: Mapping[str, Any], columns: Columns) -> bool:
@@ -58,6 +62,20 @@ def _check_one_sequence(row: Mapping[str, Any]) -> None:
             f"attention_mask has {other} at place {place}: {what}. Give one record for each sequence, with "
             "its tokens alone"
         )
+    for name in NUMBERS:
+        numbers = row.get(name)
+        if isinstance(numbers, list) and any(number != numbers[0] for number in numbers):
+            raise RecordError(
+                f"{name} has several numbers: the row is a pack of several sequences, or filled up. Give one "
+                "record for each sequence, with its tokens alone"
+            )
+    for name, entries in BOUNDS.items():
+        bounds = row.get(name)
+        if isinstance(bounds, list) and len(bounds) > entries:
+            raise RecordError(
+                f"{name} has {len(bounds)} entries: the row is a pack of several sequences. Give one record "
+                "for each sequence, with its tokens alone"
+            )
 
 
 def _weighed(tokens: Tokens, weights: Any, name: str) -> Tokens:

@@ -59,8 +59,8 @@ class PacksDataLoader(ParallelAwareDataloader):  # type: ignore[misc]
         **_: Any,
     ) -> None:
         """Made by torchtitan's trainer. Raises ValueError for a folder whose packs are longer than seq_len,
-        or with further columns (weights, images), which its training would not look at; and what
-        PackedStream raises.
+        with further columns (weights, images), which its training would not look at, or with fewer packs
+        than workers; and what PackedStream raises.
         """
         if not config.dataset_path:
             raise ValueError("dataset_path is not set: give the packed folder")
@@ -84,6 +84,12 @@ class PacksDataLoader(ParallelAwareDataloader):  # type: ignore[misc]
                 f"{config.dataset_path} has the further columns {', '.join(further)}, which torchtitan's "
                 "training does not look at: build it from records without what gives them, or train in a "
                 "loop that uses them"
+            )
+        if config.infinite and len(stream) < config.num_workers:
+            # A worker would look for its first pack for ever, and the trainer would wait for it.
+            raise ValueError(
+                f"num_workers is {config.num_workers}, which is more than the packs that an epoch of "
+                f"{config.dataset_path} has for a rank: set num_workers to {len(stream)} at most"
             )
         super().__init__(
             _Rows(stream, seq_len, infinite=config.infinite),

@@ -75,7 +75,7 @@ def with_system(found: Converted, value: Any, name: str) -> Any:
 
 
 def with_history(found: Converted, value: Any, name: str) -> Any:
-    """With the turns of the conversation so far before a chat's own."""
+    """With the turns of the conversation so far before a chat's own, as context of what it trains."""
     try:
         turns = _history(value, name)
     except RecordError as problem:
@@ -83,7 +83,7 @@ def with_history(found: Converted, value: Any, name: str) -> Any:
 
     def continued(example: Any) -> Any:
         if isinstance(example, Chat):
-            return preceded(example, turns)
+            return preceded(example, turns)._replace(first_trained=len(turns) + example.first_trained)
         return _without_place(example, name, HISTORY[0], "earlier turns")
 
     return changed(found, continued)

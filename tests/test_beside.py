@@ -65,6 +65,19 @@ def test_the_columns_may_have_other_names_and_be_left_out(tmp_path: Path, words:
     assert said(found)[0] == (USER, 10)
 
 
+def test_of_two_system_columns_the_one_that_says_something_counts(tmp_path: Path, words: Path) -> None:
+    """As in columnar files, where every record has every column."""
+    pairs = [(None, "w30"), ("w30", None), ("", "w30"), ("w30", "w30")]
+    rows = [{**ALPACA, "system": one, "system_prompt": other} for one, other in pairs]
+    found = packed(tmp_path / "packed", rows, words)
+    assert [said(one)[0] for one in found] == [(SYSTEM, 30)] * 4
+    both = [{**ALPACA, "system": "w30", "system_prompt": "w31"}]
+    told = refused(tmp_path, both, words)
+    assert "system and system_prompt say different things; --column system=NAME" in told
+    (one,) = packed(tmp_path / "named", both, words, "--column", "system=system_prompt")
+    assert said(one)[0] == (SYSTEM, 31)
+
+
 @pytest.mark.parametrize("history", [[["w11", "w21"], ["w12", "w22"]], turns("w11", "w21", "w12", "w22")])
 def test_a_history_comes_before_the_question(tmp_path: Path, words: Path, history: list[Any]) -> None:
     row = {**ALPACA, "system": "w30", "history": history}

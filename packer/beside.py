@@ -44,7 +44,6 @@ def with_columns(convert: Convert, name: str, rows: list[Any], columns: Columns)
     own = [*(() if name in WHOLE else (HISTORY,)), SYSTEM, KWARGS]
     if name in ("text", "tokenized"):
         own = [KWARGS]
-    beside = f"beside {name}"
     usual = {columns.named.get(roles[0], one) for roles in own for one in roles}
     if all(type(row) is not dict or usual.isdisjoint(row) for row in rows):
         return convert
@@ -53,12 +52,25 @@ def with_columns(convert: Convert, name: str, rows: list[Any], columns: Columns)
         found = convert(row, columns)
         if type(row) is not dict:
             return found
-        for roles, given in zip(own, columns.find_all(row, beside, *own), strict=True):
-            if given is not None and row[given] not in (None, "", []):
+        for roles in own:
+            given = _given(row, roles, columns)
+            if given is not None:
                 found = _ADDED[roles](found, row[given], given)
         return found
 
     return converted
+
+
+def _given(row: Mapping[str, Any], roles: tuple[str, ...], columns: Columns) -> str | None:
+    """The column that says something, of those that may; RecordError where two say different things."""
+    role = roles[0]
+    names = (columns.named[role],) if role in columns.named else roles
+    filled = [name for name in names if row.get(name) not in (None, "", [])]
+    if len({str(row[name]) for name in filled}) > 1:
+        raise RecordError(
+            f"{' and '.join(filled)} say different things; --column {role}=NAME names the one that is meant"
+        )
+    return filled[0] if filled else None
 
 
 def with_system(found: Converted, value: Any, name: str) -> Any:
@@ -75,7 +87,7 @@ def with_system(found: Converted, value: Any, name: str) -> Any:
 
 
 def with_history(found: Converted, value: Any, name: str) -> Any:
-    """With the turns of the conversation so far before a chat's own."""
+    """With the turns of the conversation so far before a chat's own, as context of what it trains."""
     try:
         turns = _history(value, name)
     except RecordError as problem:
@@ -83,7 +95,7 @@ def with_history(found: Converted, value: Any, name: str) -> Any:
 
     def continued(example: Any) -> Any:
         if isinstance(example, Chat):
-            return preceded(example, turns)
+            return preceded(example, turns)._replace(first_trained=len(turns) + example.first_trained)
         return _without_place(example, name, HISTORY[0], "earlier turns")
 
     return changed(found, continued)

@@ -28,6 +28,11 @@ def said(sequence: tuple[list[int], list[int]]) -> list[tuple[int, int]]:
     return list(zip(ids[1::6], ids[3::6], strict=True))
 
 
+def trained(sequence: tuple[list[int], list[int]]) -> list[int]:
+    """The words with a label."""
+    return [label for label in sequence[1] if label >= 10]
+
+
 @pytest.mark.parametrize("column", ["system", "system_prompt"])
 @pytest.mark.parametrize(
     "row", [ALPACA, chat("w10", "w20"), SHAREGPT], ids=["alpaca", "messages", "sharegpt"]
@@ -60,6 +65,19 @@ def test_the_columns_may_have_other_names_and_be_left_out(tmp_path: Path, words:
     assert said(found)[0] == (USER, 10)
 
 
+def test_of_two_system_columns_the_one_that_says_something_counts(tmp_path: Path, words: Path) -> None:
+    """As in columnar files, where every record has every column."""
+    pairs = [(None, "w30"), ("w30", None), ("", "w30"), ("w30", "w30")]
+    rows = [{**ALPACA, "system": one, "system_prompt": other} for one, other in pairs]
+    found = packed(tmp_path / "packed", rows, words)
+    assert [said(one)[0] for one in found] == [(SYSTEM, 30)] * 4
+    both = [{**ALPACA, "system": "w30", "system_prompt": "w31"}]
+    told = refused(tmp_path, both, words)
+    assert "system and system_prompt say different things; --column system=NAME" in told
+    (one,) = packed(tmp_path / "named", both, words, "--column", "system=system_prompt")
+    assert said(one)[0] == (SYSTEM, 31)
+
+
 @pytest.mark.parametrize("history", [[["w11", "w21"], ["w12", "w22"]], turns("w11", "w21", "w12", "w22")])
 def test_a_history_comes_before_the_question(tmp_path: Path, words: Path, history: list[Any]) -> None:
     row = {**ALPACA, "system": "w30", "history": history}
@@ -68,10 +86,36 @@ def test_a_history_comes_before_the_question(tmp_path: Path, words: Path, histor
         (SYSTEM, 30),
         *((USER, 11), (ASSISTANT, 21), (USER, 12), (ASSISTANT, 22), (USER, 10), (ASSISTANT, 20)),
     ]
-    whole = packed(tmp_path / "whole", [chat("w11", "w21", "w12", "w22", "w10", "w20", system="w30")], words)
-    assert [found] == whole
-    last = packed(tmp_path / "last", [row], words, "--train-on", "last")
-    assert [label for label in last[0][1] if label >= 10] == [20]
+    assert trained(found) == [20]
+    for train_on in ("completion", "last"):
+        assert packed(tmp_path / train_on, [row], words, "--train-on", train_on) == [found]
+    (whole,) = packed(tmp_path / "assistant", [row], words, "--train-on", "assistant")
+    as_turns = chat("w11", "w21", "w12", "w22", "w10", "w20", system="w30")
+    assert [whole] == packed(tmp_path / "whole", [as_turns], words)
+    parts = packed(tmp_path / "expanded", [row], words, "--expand-turns")
+    assert parts == [found]
+
+
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        ({"prompt": "w10", "completion": "w20"}, [20]),
+        ({"prompt": turns("w10"), "completion": turns("w10", "w20")[1:]}, [20]),
+        ({"prompt": "w10", "completion": "w20", "label": True}, [20]),
+        ({"prompt": "w10", "response": "w20", "advantages": 0.5}, [20]),
+        ({"prompt": "w10", "chosen": "w20", "rejected": "w23"}, [20, 23]),
+    ],
+    ids=["strings", "turns", "judged", "rollout", "pair"],
+)
+def test_answers_in_a_history_are_context_in_every_format(
+    tmp_path: Path, words: Path, row: dict[str, Any], answers: list[int]
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHAT)
+    rows = [{**row, "history": [["w11", "w21"]]}]
+    found = packed(tmp_path / "packed", rows, words, "--template", str(template))
+    assert [said(one)[1] for one in found] == [(ASSISTANT, 21)] * len(answers)
+    assert [trained(one) for one in found] == [[answer] for answer in answers]
 
 
 def test_a_history_beside_whole_conversations_is_none_of_it(tmp_path: Path, words: Path) -> None:

@@ -21,6 +21,7 @@ from padless.runtime.assemble import assemble
 from padless.runtime.balance import plan_micro_batches
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.images import IMAGES
 from padless.runtime.in_memory_columns import (
     by_sequence,
     by_token,
@@ -36,7 +37,7 @@ from padless.runtime.in_memory_columns import (
     refuse_padding,
 )
 from padless.runtime.in_memory_images import NAMES as OF_IMAGES
-from padless.runtime.in_memory_images import IMAGES, add_images, refuse_unseen
+from padless.runtime.in_memory_images import add_images, refuse_unseen
 from padless.runtime.ranks import find_ranks
 from padless.runtime.schema import NONE_IS
 from padless.runtime.varlen_batch import MODEL_INPUTS, VarlenBatch
@@ -65,8 +66,9 @@ def pack_sequences(
 
     A sequence has `input_ids` [L], with `labels` [L] (unshifted, -100 where not trained) or `response_mask`
     [L] (default: all is trained), or else `prompt_ids` [P] and `response_ids` [R], of which the response is
-    trained, where `response_mask` [R] (0 and 1) says so. Further arrays are columns by token: as long as the ids, or as
-    the response (the prompt then gets zeros); row t of an array belongs to token t, never to the one before.
+    trained, where `response_mask` [R] (0 and 1) says so. Further arrays are columns by token: as long as the
+    ids, or as the response (the prompt then gets zeros); row t of an array belongs to token t, never to the
+    one before.
     Numbers and strings are columns by sequence. Python's floats become float32, and true and false in
     `label` and `is_chosen` 1 and 0. A batch's `sequence_ids` are places in `sequences`.
 
@@ -78,8 +80,8 @@ def pack_sequences(
     Rank and world size as for PackedStream. A rank that no sequence is left for gets an untrained one with
     `sequence_ids` -1 and zeros in its columns (pair_id, is_chosen, label, group_id: -1), so that all ranks
     compute as often. Raises CollateError for arrays of other lengths, naming the sequence, for NaN at a
-    trained token, for padding, for labels that are not the tokens, for names that say the same or that a batch
-    has for itself, for placeholders that do not fit the images, and for a sequence of more than `max_tokens`
+    trained token, for padding, for labels that are not the tokens, for names that say the same or that are
+    made here, for placeholders that do not fit the images, and for a sequence of more than `max_tokens`
     tokens.
     """
     rank, world_size = find_ranks(rank, world_size)
@@ -170,7 +172,8 @@ def _gathered(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenB
 
 
 def _is_array(value: Any) -> bool:
-    return value.ndim > 0 if hasattr(value, "ndim") else isinstance(value, Sequence) and type(value) is not str
+    """Whether it goes by token: anything with dimensions, lists and tuples."""
+    return bool(value.ndim) if hasattr(value, "ndim") else isinstance(value, list | tuple)
 
 
 def _cut(batch: VarlenBatch, taken: list[list[int]], lengths: Array) -> list[VarlenBatch]:

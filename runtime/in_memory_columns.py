@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from padless.runtime.arrays import Array
 from padless.runtime.errors import CollateError
@@ -60,8 +59,8 @@ def arrays_of(name: str, values: Sequence[Any], numbers: Sequence[int]) -> list[
             found.append(np.asarray(value))
         except (ValueError, TypeError, RuntimeError) as problem:
             raise CollateError(
-                f"{name} of sequence {number} cannot be read: {problem}; give lists or arrays of numbers, and "
-                "tensors as tensor.detach().float().cpu() makes them"
+                f"{name} of sequence {number} cannot be read: {problem}; give lists or arrays of numbers, "
+                "and tensors as tensor.detach().float().cpu() makes them"
             ) from None
     return found
 

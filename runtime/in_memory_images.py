@@ -61,7 +61,7 @@ def add_images(
     tell_images(batch, lengths, found)
     if pixels:
         if len(widths := {values.shape[1] for values in pixels}) > 1:
-            raise CollateError(f"{PIXELS} have {sorted(widths)} values a patch in the sequences: as many in all")
+            raise CollateError(f"{PIXELS} have {sorted(widths)} values a patch: as many in all")
         batch[PIXELS] = torch.cat(pixels)
     batch["labels"].masked_fill_(batch["input_ids"] == token, IGNORE_INDEX)
     batch["num_targets"] = int((batch["labels"] != IGNORE_INDEX).sum())

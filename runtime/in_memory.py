@@ -21,6 +21,7 @@ from padless.runtime.assemble import assemble
 from padless.runtime.balance import plan_micro_batches
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.images import IMAGES
 from padless.runtime.in_memory_columns import (
     by_sequence,
     by_token,
@@ -29,7 +30,11 @@ from padless.runtime.in_memory_columns import (
     interleaved,
     lengths_of,
     refuse_further,
+    refuse_ids,
+    refuse_labels,
+    refuse_mask,
     refuse_nan,
+    refuse_padding,
 )
 from padless.runtime.in_memory_images import NAMES as OF_IMAGES
 from padless.runtime.in_memory_images import add_images, refuse_unseen
@@ -39,6 +44,14 @@ from padless.runtime.varlen_batch import MODEL_INPUTS, VarlenBatch
 
 _OWN = ("input_ids", "prompt_ids", "response_ids", "labels", "response_mask")
 """What becomes the tokens and labels of a batch; the rest are columns."""
+_MADE = ("sequence_ids", "num_targets", *(name for name in MODEL_INPUTS if name not in _OWN))
+"""What a batch has by these names is made here."""
+_NOT_BOTH = (
+    ("input_ids", "prompt_ids"),
+    ("input_ids", "response_ids"),
+    ("labels", "response_mask"),
+    ("labels", "response_ids"),
+)
 
 
 def pack_sequences(
@@ -53,10 +66,11 @@ def pack_sequences(
 
     A sequence has `input_ids` [L], with `labels` [L] (unshifted, -100 where not trained) or `response_mask`
     [L] (default: all is trained), or else `prompt_ids` [P] and `response_ids` [R], of which the response is
-    trained, where `response_mask` [R] says so. Further arrays are columns by token: as long as the ids, or as
-    the response (the prompt then gets zeros); row t of an array belongs to token t, never to the one before.
-    Numbers and strings are columns by sequence. Python's floats become float32. A batch's `sequence_ids` are
-    places in `sequences`.
+    trained, where `response_mask` [R] (0 and 1) says so. Further arrays are columns by token: as long as the
+    ids, or as the response (the prompt then gets zeros); row t of an array belongs to token t, never to the
+    one before.
+    Numbers and strings are columns by sequence. Python's floats become float32, and true and false in
+    `label` and `is_chosen` 1 and 0. A batch's `sequence_ids` are places in `sequences`.
 
     With `image_token_id`, the placeholder of a vision-language model, a sequence may have images:
     `image_grid_thw` [I, 3] as the model's processor gives it, and `pixel_values` [patches, values] or
@@ -66,7 +80,8 @@ def pack_sequences(
     Rank and world size as for PackedStream. A rank that no sequence is left for gets an untrained one with
     `sequence_ids` -1 and zeros in its columns (pair_id, is_chosen, label, group_id: -1), so that all ranks
     compute as often. Raises CollateError for arrays of other lengths, naming the sequence, for NaN at a
-    trained token, for placeholders that do not fit the images, and for a sequence of more than `max_tokens`
+    trained token, for padding, for labels that are not the tokens, for names that say the same or that are
+    made here, for placeholders that do not fit the images, and for a sequence of more than `max_tokens`
     tokens.
     """
     rank, world_size = find_ranks(rank, world_size)
@@ -74,7 +89,9 @@ def pack_sequences(
         raise CollateError("there are no sequences to pack; give at least one")
     first = sequences[0]
     refuse_further(sequences, but=OF_IMAGES if image_token_id is not None else ())
-    refuse_unseen(sequences[:1] if image_token_id is None else sequences, image_token_id)
+    _refuse_names(first)
+    has_images = image_token_id is not None or IMAGES in first
+    refuse_unseen(sequences if has_images else sequences[:1], image_token_id)
     names = ("input_ids",) if "input_ids" in first else ("prompt_ids", "response_ids")
     lengths = lengths_of(column(sequences, names[0]))
     for name in names[1:]:
@@ -90,6 +107,14 @@ def pack_sequences(
         if image_token_id is not None:
             add_images(batch, [sequences[number] for number in mine], mine, image_token_id)
     return batches
+
+
+def _refuse_names(first: Mapping[str, Any]) -> None:
+    for one, other in _NOT_BOTH:
+        if one in first and other in first:
+            raise CollateError(f"the sequences have {one} and {other}, and only one of them would count")
+    if made := [name for name in _MADE if name in first]:
+        raise CollateError(f"the sequences have {made[0]}, which is made here for each batch: leave it out")
 
 
 def _gathered(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenBatch:
@@ -115,11 +140,16 @@ def _gathered(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenB
         longest=int(lengths.max()),
         num_targets=0,
     )
-    labels = batch["labels"].numpy()[0]
+    ids, labels = batch["input_ids"].numpy()[0], batch["labels"].numpy()[0]
+    refuse_ids(ids, lengths, numbers)
     if "labels" in first:
-        labels[:] = of_tokens("labels")
+        given = of_tokens("labels")
+        refuse_labels(given, ids, lengths, numbers)
+        labels[:] = given
     elif "response_mask" in first:
-        np.copyto(labels, IGNORE_INDEX, where=of_tokens("response_mask") == 0)
+        mask = of_tokens("response_mask")
+        refuse_mask("response_mask", mask, lengths, numbers)
+        np.copyto(labels, IGNORE_INDEX, where=mask == 0)
     elif apart:
         edges = np.stack([before, sizes], axis=1).reshape(-1)
         np.copyto(labels, IGNORE_INDEX, where=np.tile([True, False], len(sizes)).repeat(edges))
@@ -127,13 +157,23 @@ def _gathered(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenB
     for name, value in first.items():
         if name in _OWN or name in OF_IMAGES:
             continue
-        if np.ndim(value):
+        if name == "attention_mask":
+            refuse_padding(column(sequences, name), numbers)
+        elif _is_array(value):
             values = of_tokens(name)
             refuse_nan(name, values, labels, lengths, numbers)
             batch[name] = torch.from_numpy(values[None])
         else:
-            batch[name] = by_sequence(name, column(sequences, name))
+            found = by_sequence(name, column(sequences, name))
+            if isinstance(found, np.ndarray):
+                refuse_nan(name, found, labels, lengths, numbers)
+            batch[name] = torch.from_numpy(found) if isinstance(found, np.ndarray) else found
     return batch
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it goes by token: anything with dimensions, lists and tuples."""
+    return bool(value.ndim) if hasattr(value, "ndim") else isinstance(value, list | tuple)
 
 
 def _cut(batch: VarlenBatch, taken: list[list[int]], lengths: Array) -> list[VarlenBatch]:

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from padless.runtime.arrays import Array
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
+from padless.runtime.schema import NONE_IS
+
+_MOST = 2**63 - 1
 
 
 def column(sequences: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
@@ -49,9 +51,23 @@ def interleaved(some: list[Array], others: list[Array]) -> list[Array]:
     return [part for pair in zip(some, others, strict=True) for part in pair]
 
 
+def arrays_of(name: str, values: Sequence[Any], numbers: Sequence[int]) -> list[Array]:
+    """Each value as numpy has it; CollateError for one that it cannot read, such as a tensor of bfloat16."""
+    found = []
+    for number, value in zip(numbers, values, strict=True):
+        try:
+            found.append(np.asarray(value))
+        except (ValueError, TypeError, RuntimeError) as problem:
+            raise CollateError(
+                f"{name} of sequence {number} cannot be read: {problem}; give lists or arrays of numbers, "
+                "and tensors as tensor.detach().float().cpu() makes them"
+            ) from None
+    return found
+
+
 def ids_of(sequences: Sequence[Mapping[str, Any]], name: str, numbers: Sequence[int]) -> list[Array]:
     """A column of token ids, [tokens] of whole numbers each."""
-    arrays = [np.asarray(value) for value in column(sequences, name)]
+    arrays = arrays_of(name, column(sequences, name), numbers)
     for at, array in enumerate(arrays):
         if array.ndim == 1 and array.dtype.kind in "iu":
             continue
@@ -72,7 +88,7 @@ def by_token(
     Raises CollateError where a sequence has not `sizes` of them (`per` names the tokens they go by), or
     values of another kind or shape than the others.
     """
-    arrays = [np.asarray(value) for value in values]
+    arrays = arrays_of(name, values, numbers)
     try:
         wrong = np.flatnonzero(lengths_of(arrays) != sizes)
     except TypeError:  # a number, which has no length
@@ -100,13 +116,16 @@ def by_token(
         raise CollateError(f"{name} is not alike in all sequences: {problem}") from None
 
 
-def by_sequence(name: str, values: list[Any]) -> list[str] | torch.Tensor:
-    """A column by sequence: numbers as a tensor [sequences], strings as they are; CollateError for others."""
+def by_sequence(name: str, values: list[Any]) -> list[str] | Array:
+    """A column by sequence: numbers as an array [sequences], strings as they are; CollateError for others.
+
+    A column that says with -1 that there is nothing is of a type that has it: true and false become 1 and 0.
+    """
     if all(isinstance(value, str) for value in values):
         return values
     try:
         found = np.asarray(values)
-    except ValueError:  # arrays among them
+    except (ValueError, TypeError, RuntimeError):  # arrays among them, or tensors that numpy cannot read
         found = np.empty(0, dtype=object)
     if found.ndim != 1 or found.dtype.kind not in "biuf":
         kinds = sorted({type(value).__name__ for value in values})
@@ -114,20 +133,72 @@ def by_sequence(name: str, values: list[Any]) -> list[str] | torch.Tensor:
             f"{name} is {' and '.join(kinds)} in the sequences; numbers or strings go by sequence, arrays by "
             "token, alike in all"
         )
-    return torch.from_numpy(found.astype(_as_in_torch(found.dtype), copy=False))
+    if found.dtype.kind == "u" and int(found.max(initial=0)) > _MOST:
+        raise CollateError(f"{name} is {found.max()} in a sequence; whole numbers go up to {_MOST}")
+    kind = _as_in_torch(found.dtype)
+    if name in NONE_IS and kind.kind in "bu":
+        kind = np.dtype(np.int8 if kind.kind == "b" else np.int64)
+    return found.astype(kind, copy=False)
 
 
 def refuse_nan(name: str, values: Array, labels: Array, lengths: Array, numbers: Sequence[int]) -> None:
-    """CollateError where a trained token has NaN, which would make the gradient of the whole step NaN."""
+    """CollateError where a trained token has NaN, which would make the gradient of the whole step NaN.
+
+    `values` [tokens, ...], or [sequences], each of which is that of all its tokens.
+    """
     if values.dtype.kind != "f" or not (bad := np.isnan(values)).any():
         return
-    places = np.flatnonzero(bad.reshape(len(labels), -1).any(axis=1) & (labels != IGNORE_INDEX))
-    if places.size:
-        at = int(np.searchsorted(np.cumsum(lengths), places[0], side="right"))
+    of_tokens = bad.reshape(len(bad), -1).any(axis=1)
+    if len(values) == len(lengths) != len(labels):
+        of_tokens = of_tokens.repeat(lengths)
+    if (places := np.flatnonzero(of_tokens & (labels != IGNORE_INDEX))).size:
         raise CollateError(
-            f"{name} of sequence {numbers[at]} has NaN at a trained token: leave the sequence out, or mask "
-            "the token (response_mask)"
+            f"{name} of sequence {whose(places, lengths, numbers)} has NaN at a trained token: leave the "
+            "sequence out, or mask the token (response_mask)"
         )
+
+
+def refuse_ids(ids: Array, lengths: Array, numbers: Sequence[int]) -> None:
+    """CollateError for ids below 0, such as those that fill up rows; so are ids over int64 by now."""
+    if ids.min(initial=0) < 0:
+        places = np.flatnonzero(ids < 0)
+        raise CollateError(
+            f"sequence {whose(places, lengths, numbers)} has the id {ids[places[0]]}, which is no token's: "
+            "give its tokens alone, without padding"
+        )
+
+
+def refuse_labels(labels: Array, ids: Array, lengths: Array, numbers: Sequence[int]) -> None:
+    """CollateError for labels that are neither the token itself nor -100, such as shifted ones."""
+    if (places := np.flatnonzero((labels != ids) & (labels != IGNORE_INDEX))).size:
+        raise CollateError(
+            f"labels of sequence {whose(places, lengths, numbers)} have {labels[places[0]]} where its ids "
+            f"have {ids[places[0]]}: labels are unshifted, each the token itself or {IGNORE_INDEX}"
+        )
+
+
+def refuse_mask(name: str, mask: Array, lengths: Array, numbers: Sequence[int]) -> None:
+    """CollateError for a mask of anything but 0 and 1."""
+    if (places := np.flatnonzero((mask != 0) & (mask != 1))).size:
+        raise CollateError(
+            f"{name} of sequence {whose(places, lengths, numbers)} has {mask[places[0]]}; it is 0 or 1 (or "
+            "false and true) for each token"
+        )
+
+
+def refuse_padding(masks: list[Any], numbers: Sequence[int]) -> None:
+    """CollateError for an attention mask that leaves out tokens: those would be trained like any others."""
+    for number, mask in zip(numbers, arrays_of("attention_mask", masks, numbers), strict=True):
+        if not (mask == 1).all():
+            raise CollateError(
+                f"attention_mask of sequence {number} is not 1 for all its tokens: give them alone, without "
+                "padding"
+            )
+
+
+def whose(places: Array, lengths: Array, numbers: Sequence[int]) -> int:
+    """The number of the sequence in which the first of these places among all tokens lies."""
+    return numbers[int(np.searchsorted(np.cumsum(lengths), places[0], side="right"))]
 
 
 def _as_in_torch(kind: np.dtype[Any]) -> np.dtype[Any]:

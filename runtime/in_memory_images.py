@@ -32,8 +32,9 @@ _OF_VIDEOS = ("video_grid_thw", "pixel_values_videos")
 def refuse_unseen(sequences: Sequence[Mapping[str, Any]], image_token_id: int | None) -> None:
     """CollateError for images whose placeholder nobody named, and for videos."""
     for number, one in enumerate(sequences):
-        if found := next((name for name in (GRIDS, PIXELS) if name in one), None):
-            if image_token_id is None:
+        if image_token_id is None:
+            found = next((name for name in (GRIDS, PIXELS) if name in one), None)
+            if found := found or (IMAGES if _given(one.get(IMAGES)) else None):
                 raise CollateError(
                     f"sequence {number} has {found}: give image_token_id, the id of the model's placeholder "
                     "(model.config.image_token_id)"
@@ -59,15 +60,19 @@ def add_images(
         raise CollateError(f"some sequences with images have {PIXELS} and some have none: give all or none")
     tell_images(batch, lengths, found)
     if pixels:
+        if len(widths := {values.shape[1] for values in pixels}) > 1:
+            raise CollateError(f"{PIXELS} have {sorted(widths)} values a patch: as many in all")
         batch[PIXELS] = torch.cat(pixels)
     batch["labels"].masked_fill_(batch["input_ids"] == token, IGNORE_INDEX)
     batch["num_targets"] = int((batch["labels"] != IGNORE_INDEX).sum())
 
 
 def _images_of(ids: Array, one: Mapping[str, Any], token: int, whose: str) -> list[PackedImage]:
-    grids = np.asarray(one[GRIDS] if one.get(GRIDS) is not None else [], dtype=np.int64).reshape(-1, 3)
+    grids = _grids_of(one.get(GRIDS), whose)
     places = np.flatnonzero(ids == token)
     if not len(grids) and not len(places):
+        if more := next((name for name in (PIXELS, IMAGES) if _given(one.get(name))), None):
+            raise CollateError(f"{whose} has {more}, and neither {GRIDS} nor a placeholder (token {token})")
         return []
     patches = grids.prod(axis=1)
     merge = isqrt(int(patches.sum()) // max(len(places), 1))
@@ -89,6 +94,8 @@ def _images_of(ids: Array, one: Mapping[str, Any], token: int, whose: str) -> li
         names = [""] * len(grids)
         if one.get(PIXELS) is None:
             raise CollateError(f"{whose} has {GRIDS} and neither {PIXELS} nor {IMAGES} to take pixels from")
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise CollateError(f"{IMAGES} of {whose} must be a list of paths or URLs, one for each grid")
     if len(names) != len(grids):
         raise CollateError(f"{whose} has {len(names):,} {IMAGES} for {len(grids):,} grids: one for each")
     found = []
@@ -102,8 +109,29 @@ def _images_of(ids: Array, one: Mapping[str, Any], token: int, whose: str) -> li
     return found
 
 
+def _given(value: Any) -> bool:
+    """Whether a sequence has something by a name: not None, and no empty list."""
+    return value is not None and (not hasattr(value, "__len__") or len(value) > 0)
+
+
+def _grids_of(value: Any, whose: str) -> Array:
+    """[images, 3] int64."""
+    try:
+        grids = np.asarray([] if value is None else value)
+        if grids.size and grids.dtype.kind not in "iu":
+            raise ValueError(f"they are {grids.dtype}")
+        return grids.astype(np.int64).reshape(-1, 3)
+    except (ValueError, TypeError, RuntimeError) as problem:
+        raise CollateError(
+            f"{GRIDS} of {whose} must be whole numbers, (time, height, width) for each image: {problem}"
+        ) from None
+
+
 def _pixels_of(values: Any, images: Sequence[PackedImage], whose: str) -> torch.Tensor:
-    pixels = torch.as_tensor(values)
+    try:
+        pixels = torch.as_tensor(values)
+    except (ValueError, TypeError, RuntimeError) as problem:
+        raise CollateError(f"{PIXELS} of {whose} are no tensor: {problem}") from None
     patches = sum(int(np.prod(image.grid)) for image in images)
     if pixels.ndim != 2 or len(pixels) != patches:
         raise CollateError(

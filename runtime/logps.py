@@ -49,7 +49,9 @@ def sequence_sums(values: torch.Tensor, batch: VarlenBatch) -> torch.Tensor:
     flat = values.reshape(-1)
     offsets = batch["cu_seq_lens_q"].long()
     # No atomics, unlike index_add; boundaries are known to be right, so nothing is looked at on the device.
-    return torch.segment_reduce(flat, "sum", offsets=offsets, unsafe=True)
+    # It adds one value after the other: in fp32 a sum over 8,000 tokens would be off by some tenths.
+    sums: torch.Tensor = torch.segment_reduce(flat.double(), "sum", offsets=offsets, unsafe=True)
+    return sums.to(flat.dtype)
 
 
 def sequence_targets(batch: VarlenBatch) -> torch.Tensor:

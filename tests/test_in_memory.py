@@ -15,6 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from padless.runtime.balance import plan_micro_batches  # noqa: E402
 from padless.runtime.errors import CollateError  # noqa: E402
 from padless.runtime.in_memory import pack_sequences  # noqa: E402
+from padless.runtime.losses import kto_losses  # noqa: E402
 
 ROLLOUTS = st.lists(
     st.tuples(st.integers(0, 4), st.integers(1, 6), st.booleans()).filter(lambda one: one[0] + one[1] > 1),
@@ -180,6 +181,23 @@ def test_values_of_a_sequence_stay_with_it() -> None:
             "sequence 0 has image_grid_thw: give image_tok",
         ),
         ([{"input_ids": [1, 2], "video_grid_thw": [[1, 2, 2]]}], "videos are not packed"),
+        ([{"input_ids": [1], "images": []}, {"input_ids": [1], "images": ["a"]}], "sequence 1 has images"),
+        ([{"input_ids": [1, 2], "response_mask": [0, 0.5]}], r"response_mask of sequence 0 has 0\.5; it"),
+        ([{"input_ids": [1, 2], "response_mask": [0, float("nan")]}], "response_mask of sequence 0 has nan"),
+        ([{"input_ids": [1, 2]}, {"input_ids": [3, -1]}], "sequence 1 has the id -1"),
+        ([{"input_ids": np.array([2**63 + 5, 1], dtype=np.uint64)}], "sequence 0 has the id -"),
+        ([{"input_ids": [1, 2, 3], "labels": [2, 3, -100]}], "have 2 where its ids have 1: labels are uns"),
+        ([{"input_ids": [1, 2], "labels": [-100, 2.5]}], r"have 2\.5 where its ids have 2"),
+        ([{"input_ids": [1, 2], "labels": [1, 2], "response_mask": [0, 1]}], "labels and response_mask"),
+        ([{"prompt_ids": [1, 2], "response_ids": [3], "labels": [3]}], "labels and response_ids"),
+        ([{"input_ids": [1, 2], "prompt_ids": [1], "response_ids": [2]}], "input_ids and prompt_ids"),
+        ([{"input_ids": [1, 2], "sequence_ids": 5}], "sequence_ids, which is made here"),
+        ([{"input_ids": [1, 2], "position_ids": [0, 1]}], "position_ids, which is made here"),
+        ([{"input_ids": [1, 2], "attention_mask": [1, 0]}], "attention_mask of sequence 0 is not 1 for all"),
+        ([{"input_ids": [1, 2], "k": torch.ones(2, dtype=torch.bfloat16)}], "k of sequence 0 cannot be read"),
+        ([{"input_ids": [1, 2], "k": [[1], [1, 2]]}], "k of sequence 0 cannot be read: "),
+        ([{"input_ids": [1, 2], "reward": torch.ones((), dtype=torch.bfloat16)}], "reward is Tensor"),
+        ([{"input_ids": [1, 2], "group_id": 2**63}], "group_id is 9223372036854775808 in a sequence"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(rows: list[dict[str, Any]], message: str) -> None:
@@ -212,6 +230,33 @@ def test_nan_is_refused_where_it_would_be_trained() -> None:
         [*rows, {"input_ids": [5, 6], "advantages": values}], max_tokens=8, rank=0, world_size=1
     )
     assert batch["advantages"].isnan().tolist() == [[False, False, True, False]]
+
+
+def test_nan_for_a_whole_sequence_is_refused_unless_nothing_of_it_is_trained() -> None:
+    rows = [{"input_ids": [5, 6], "advantages": 1.0}, {"input_ids": [5], "advantages": float("nan")}]
+    (batch,) = pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+    assert batch["advantages"].isnan().tolist() == [False, True]
+    rows[1]["input_ids"] = [5, 6, 7]
+    with pytest.raises(CollateError, match="advantages of sequence 1 has NaN at a trained token"):
+        pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+
+
+def test_an_attention_mask_of_ones_says_nothing_and_is_in_no_batch() -> None:
+    rows = [{"input_ids": [5, 6], "attention_mask": [1, 1]}, {"input_ids": [7], "attention_mask": [1]}]
+    (batch,) = pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+    assert "attention_mask" not in batch
+
+
+@pytest.mark.parametrize("label", [True, np.True_, np.uint8(1), 1, 1.0])
+def test_a_rank_without_a_sequence_has_no_answer_to_judge(label: Any) -> None:
+    """-1 is no label, and neither true and false nor whole numbers without a sign have it."""
+    row = {"prompt_ids": [4], "response_ids": [5, 6], "label": label}
+    ((judged,), (filler,)) = [pack_sequences([row], max_tokens=8, rank=n, world_size=2) for n in (0, 1)]
+    assert judged["label"].tolist() == [1] and filler["label"].tolist() == [-1]
+    assert judged["label"].dtype == filler["label"].dtype
+    logps = torch.zeros(1)
+    assert float(kto_losses(logps, logps, filler["label"], kl=0.0)) == 0
+    assert float(kto_losses(logps, logps, judged["label"], kl=0.0)) == 0.5
 
 
 def test_batches_of_a_rank_are_changed_apart() -> None:

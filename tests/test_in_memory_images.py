@@ -122,6 +122,12 @@ def test_placeholders_are_never_trained_and_ranks_without_a_sequence_see_an_imag
         ({"prompt_ids": [11, 12]}, "has 0 placeholders"),
         ({"pixel_values": None}, "neither pixel_values nor images"),
         ({"images": []}, "has 0 images for 1 grids"),
+        ({"images": "a"}, "images of sequence 0 must be a list of paths"),
+        ({"images": [3]}, "images of sequence 0 must be a list of paths"),
+        ({"image_grid_thw": [[1.7, 4, 8]]}, "image_grid_thw of sequence 0 must be whole numbers"),
+        ({"image_grid_thw": [[1, 4, 8], [1]]}, "image_grid_thw of sequence 0 must be whole numbers"),
+        ({"pixel_values": [[1.0], [1.0, 2.0]]}, "pixel_values of sequence 0 are no tensor"),
+        ({"prompt_ids": [11], "image_grid_thw": None}, "sequence 0 has pixel_values, and neither"),
         ({"pixel_values": np.zeros((3, 4))}, r"pixel_values \[3, 4\] for grids of 32 patches"),
         ({"prompt_ids": [*[IMAGE_PAD] * 4, 11, *[IMAGE_PAD] * 4]}, "other tokens within an image"),
     ],
@@ -136,3 +142,12 @@ def test_images_that_do_not_fit_their_placeholders_are_refused(
     assert len(pack_sequences([row], **ALONE)) == 1
     with pytest.raises(CollateError, match=message):
         pack_sequences([row | change], **ALONE)
+
+
+def test_pixels_of_patches_of_other_sizes_are_refused() -> None:
+    rows = [
+        {"input_ids": [11, IMAGE_PAD], "image_grid_thw": [[1, 2, 2]], "pixel_values": np.zeros((4, width))}
+        for width in (3, 5)
+    ]
+    with pytest.raises(CollateError, match=r"pixel_values have \[3, 5\] values a patch"):
+        pack_sequences(rows, **ALONE)

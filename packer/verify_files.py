@@ -30,7 +30,6 @@ from padless.runtime.format import (
     open_folder,
     parse_manifest,
 )
-from padless.runtime.plans import no_plan, plan_names
 from padless.runtime.storage import Storage, is_url
 
 AnyFile = FileInfo | ShardInfo | TableInfo
@@ -113,6 +112,8 @@ class LocalFiles:
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
     def need_plan(self, name: str) -> None:
+        from padless.runtime.plans import no_plan, plan_names
+
         if name not in (there := plan_names(self.folder)):
             raise PlanError(no_plan(self.path, name, ", ".join(there) or "none"))
 
@@ -164,6 +165,8 @@ class UrlFiles:
         return sorted(name for name in self._folder.storage.listing() if "/" not in name)
 
     def need_plan(self, name: str) -> None:
+        from padless.runtime.plans import no_plan
+
         if f"plans/{name}.parquet" not in self._folder.storage.listing():
             raise PlanError(no_plan(self.path, name, "see plans/ below it"))
 

@@ -112,6 +112,15 @@ class Gate:
         (self.folder / "open").touch()
 
 
+class Started(subprocess.Popen[str]):
+    """A process that does not outlive the test that failed beside it, whatever it waits for."""
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, trace)
+
+
 def start(
     *arguments: object,
     way: str | None = None,
@@ -127,7 +136,7 @@ def start(
         if way
         else "from padless.packer.cli import main; main()"
     )
-    return subprocess.Popen(
+    return Started(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, **(environment or {})},
@@ -153,6 +162,8 @@ def hold(folder: str) -> None:
         if os.getpid() != parent and os.getppid() != parent:
             return True
         for name in os.listdir(folder):
+            if name == "open":  # it came since, and is for all
+                return True
             with contextlib.suppress(FileNotFoundError):  # another chunk took it
                 os.remove(f"{folder}/{name}")
                 return True

@@ -134,16 +134,12 @@ class PackBatchSampler(Sampler[list[int]]):
         self._start = Position(epoch=position.epoch), 0
         for window in self._order.windows(position):
             for start in range(0, len(window.packs) - window.step + 1, window.step):
-                step = window.packs[start : start + window.step]
+                step, after = window.packs[start : start + window.step], window.after(start + window.step)
                 for rank in range(served, self.world_size):
-                    if rank + 1 == self.world_size:
-                        position, served = window.after(start + window.step), 0
-                    else:
-                        served = rank + 1
-                    self._reached = position, served
+                    self._reached = (position, rank + 1) if rank + 1 < self.world_size else (after, 0)
                     yield step[rank :: self.world_size].tolist()
-        self._reached = None
-        self.set_epoch(self.epoch + 1)
+                position, served = after, 0
+        self._start, self._reached = (Position(epoch=self.epoch + 1), 0), None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. At its own epoch a sampler stays where a state has put it.

@@ -191,6 +191,12 @@ def write_folder(path: Path, folder: Folder) -> dict[str, Any]:
     return manifest
 
 
+def write_numbered(path: Path, packs: int, **layout: Any) -> Path:
+    """A folder of packs of one sequence each, whose id is the number of its pack; lengths are 1 to 7."""
+    write_folder(path, Folder(packs=[count_up(1 + n % 7, first=n) for n in range(packs)], **layout))
+    return path
+
+
 def write_splits(path: Path, splits: dict[str, Folder]) -> None:
     """A folder of splits."""
     listed = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed import Folder, count_up, write_folder
+from packed import write_numbered
 from ranks import numbers
 from reference_order import balanced_order_of, order_of
 from test_bucket_stream import folder as lengths  # noqa: F401
@@ -26,11 +26,11 @@ PACKS = 23
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> PackedDataset:
-    """Packs of one sequence, so that a sequence id is the number of its pack."""
-    path = tmp_path_factory.mktemp("dataset") / "packed"
-    packs = [count_up(1 + number % 7, first=number) for number in range(PACKS)]
-    write_folder(path, Folder(packs=packs, packs_per_shard=6, packs_per_batch=3))
-    return PackedDataset(path)
+    return PackedDataset(
+        write_numbered(
+            tmp_path_factory.mktemp("dataset") / "packed", PACKS, packs_per_shard=6, packs_per_batch=3
+        )
+    )
 
 
 def take(batches: Iterator[list[int]], most: int) -> list[list[int]]:

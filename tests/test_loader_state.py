@@ -13,7 +13,7 @@ from building import DEMO, built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaders import InWorkers, as_worker
-from packed import Folder, count_up, write_folder
+from packed import write_numbered
 from ranks import numbers
 from reference_order import balanced_order_of, order_of
 
@@ -26,11 +26,9 @@ PACKS = 23
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packs of one sequence, so that a sequence id is the number of its pack; lengths differ."""
-    path = tmp_path_factory.mktemp("loader") / "packed"
-    packs = [count_up(1 + number % 7, first=number) for number in range(PACKS)]
-    write_folder(path, Folder(packs=packs, packs_per_shard=6, packs_per_batch=3))
-    return path
+    return write_numbered(
+        tmp_path_factory.mktemp("loader") / "packed", PACKS, packs_per_shard=6, packs_per_batch=3
+    )
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from packed import Folder, count_up, rewrite_shard, write_folder
+from packed import Folder, count_up, rewrite_shard, write_folder, write_numbered
 from ranks import numbers
 
 from padless.runtime.errors import BatchError, StreamError
@@ -21,9 +21,7 @@ PACKS = 11
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    path = tmp_path / "packed"
-    write_folder(path, Folder(packs=[count_up(1 + number % 7, first=number) for number in range(PACKS)]))
-    return path
+    return write_numbered(tmp_path / "packed", PACKS)
 
 
 def open_stream(path: Path, **options: int) -> PackedStream:

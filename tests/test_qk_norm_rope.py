@@ -36,7 +36,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     yield DEVICE if request.param == "kernel" else "cpu"
 
 
-def close(got: Tensor, want: Tensor, scale: float = 1.0, rounded: torch.dtype | None = None) -> None:
+def assert_close(got: Tensor, want: Tensor, scale: float = 1.0, rounded: torch.dtype | None = None) -> None:
     """As close as `rounded`, the type that was rounded to on the way, lets it be."""
     assert got.isfinite().all()
     tolerance = TOLERANCE[rounded or got.dtype] * scale
@@ -57,7 +57,7 @@ def weights_of(dim: int, device: str, dtype: torch.dtype = torch.float32) -> lis
     return [torch.randn(dim, device=device, dtype=dtype) for _ in range(2)]
 
 
-def compare(q: Tensor, k: Tensor, weights: list[Tensor], angles: Tensor, given: dict[str, Any]) -> None:
+def assert_exact(q: Tensor, k: Tensor, weights: list[Tensor], angles: Tensor, given: dict[str, Any]) -> None:
     """Results and all four gradients; `given` holds the tables and what else the call takes."""
     leaves = [x.requires_grad_() for x in (q, k, *weights)]
     before = [x.detach().clone() for x in leaves]
@@ -69,10 +69,10 @@ def compare(q: Tensor, k: Tensor, weights: list[Tensor], angles: Tensor, given: 
     want_grads = torch.autograd.grad(want, wide, [x.double() for x in coming])
     for x, y in zip((*out, *grads[:2]), (*want, *want_grads[:2]), strict=True):
         assert x.dtype == q.dtype
-        close(x, y, 1 + float(y.abs().max()))
+        assert_close(x, y, 1 + float(y.abs().max()))
     for x, y in zip(grads[2:], want_grads[2:], strict=True):
         assert x.dtype == weights[0].dtype
-        close(x, y, (q.shape[0] * q.shape[1] * q.shape[2]) ** 0.5, rounded=q.dtype)
+        assert_close(x, y, (q.shape[0] * q.shape[1] * q.shape[2]) ** 0.5, rounded=q.dtype)
     assert all(torch.equal(x, y) for x, y in zip(leaves, before, strict=True))
 
 
@@ -86,7 +86,7 @@ def test_heads_are_normed_and_turned_and_everything_trains(
     cos, sin = rope_tables(50, 8, device=device)
     ids = torch.randint(0, 50, (2, 9), device=device)
     given = {"cos": cos, "sin": sin, "position_ids": ids, "interleaved": interleaved, "plus_one": plus_one}
-    compare(q, k, weights_of(12, device), angles_of(ids, 8), given)
+    assert_exact(q, k, weights_of(12, device), angles_of(ids, 8), given)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -99,7 +99,7 @@ def test_any_heads_sizes_and_types(
     cos, sin = rope_tables(5, turned, device=device)
     angles = angles_of(torch.arange(5, device=device)[None], turned)
     for of_weights in {dtype, torch.float32}:
-        compare(
+        assert_exact(
             q.detach(),
             k.detach(),
             weights_of(dim, device, of_weights),
@@ -125,7 +125,7 @@ def test_positions_from_anywhere(device: str, source: str) -> None:
         axes = mrope_axes([4, 2, 2], device=device)
         given |= {"position_ids": rows, "frequency_axes": axes}
         angles = torch.stack([angles_of(rows[a], 16)[..., i] for i, a in enumerate(axes.tolist())], dim=-1)
-    compare(q.detach(), k.detach(), weights_of(16, device), angles, given)
+    assert_exact(q.detach(), k.detach(), weights_of(16, device), angles, given)
 
 
 def modules_of(family: str, dim: int, dtype: torch.dtype) -> tuple[list[Any], Any]:
@@ -153,9 +153,9 @@ def test_it_is_what_the_model_computes(device: str, family: str) -> None:
     leaves = [q, k, *weights]
     want_grads = torch.autograd.grad(want, leaves, [x.transpose(1, 2) for x in coming])
     for x, y in zip(got, want, strict=True):
-        close(x.detach(), y.transpose(1, 2).double(), 3)
+        assert_close(x.detach(), y.transpose(1, 2).double(), 3)
     for x, y in zip(torch.autograd.grad(got, leaves, coming), want_grads, strict=True):
-        close(x, y.double(), 20)
+        assert_close(x, y.double(), 20)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
@@ -226,8 +226,8 @@ def test_gradients_that_are_expanded_or_missing(device: str) -> None:
     wide = [x.detach().double().requires_grad_() for x in (q, weights[0])]
     angles = angles_of(torch.arange(6, device=device)[None], 16)
     want = torch.autograd.grad(exact(wide[0], wide[0], [wide[1]] * 2, angles)[0].sum(), wide)
-    close(got[0], want[0], 5)
-    close(got[2], want[1], 20)
+    assert_close(got[0], want[0], 5)
+    assert_close(got[2], want[1], 20)
     assert not got[1].any() and not got[3].any()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from building import built
 from conftest import find_shared, shared_is_required
-from packed import Folder, count_up, write_folder
+from packed import Folder, count_up, write_folder, write_numbered
 from ranks import run_two, train_every_way_rank
 
 from padless.runtime.reader import PackedReader
@@ -20,8 +20,7 @@ PACKS_A_STEP = 4
 def folders(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[Path]:
     """23 tiny packs, and packs of alpaca records where the real data are there."""
     path = tmp_path_factory.mktemp("ranks")
-    packs = [count_up(1 + number % 7, first=number) for number in range(23)]
-    write_folder(path / "tiny", Folder(packs=packs, packs_per_shard=6, packs_per_batch=3))
+    write_numbered(path / "tiny", 23, packs_per_shard=6, packs_per_batch=3)
     if find_shared() is None and not shared_is_required():
         return [path / "tiny"]
     shared = request.getfixturevalue("shared")

@@ -19,7 +19,7 @@ from building import TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_storage import spoil
-from packed import Folder, count_up, write_folder, write_splits
+from packed import Folder, count_up, write_folder, write_numbered, write_splits
 from ranks import numbers, read_through_cache
 from torch.utils.data import DataLoader
 
@@ -43,9 +43,7 @@ PACKS = 46
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """23 shards of two packs, each pack one sequence."""
-    path = tmp_path_factory.mktemp("remote") / "packed"
-    write_folder(path, Folder(packs=[count_up(1 + number % 7, first=number) for number in range(PACKS)]))
-    return path
+    return write_numbered(tmp_path_factory.mktemp("remote") / "packed", PACKS)
 
 
 @pytest.fixture(autouse=True)

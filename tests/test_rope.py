@@ -41,7 +41,7 @@ def device_of(engine: str) -> str:
     return DEVICE if engine == "kernel" else "cpu"
 
 
-def close(got: Tensor, want: Tensor, scale: float = 1.0) -> None:
+def assert_close(got: Tensor, want: Tensor, scale: float = 1.0) -> None:
     tolerance = TOLERANCE[got.dtype] * scale
     assert got.isfinite().all()
     assert torch.all((got.double() - want).abs() <= tolerance * (1 + want.abs()))
@@ -83,8 +83,8 @@ def test_each_pair_turns_by_its_tokens_position(
     before = q.clone(), k.clone()
     new_q, new_k = rope_qk(q, k, cos, sin, interleaved=interleaved, **given)
     assert torch.equal(q, before[0]) and torch.equal(k, before[1])
-    close(new_q, rotate_complex(q, angles, interleaved=interleaved))
-    close(new_k, rotate_complex(k, angles, interleaved=interleaved))
+    assert_close(new_q, rotate_complex(q, angles, interleaved=interleaved))
+    assert_close(new_k, rotate_complex(k, angles, interleaved=interleaved))
     same = rope_qk_(q, k, cos, sin, interleaved=interleaved, **given)
     assert torch.equal(q, new_q) and torch.equal(k, new_k)
     assert same[0].data_ptr() == q.data_ptr() and same[1].data_ptr() == k.data_ptr()
@@ -106,7 +106,7 @@ def test_any_heads_sizes_and_types(
     new = rope_qk(q, k, *(t[:5] for t in tables))
     for x, y in zip((q, k), new, strict=True):
         assert torch.equal(y[..., turned:], x[..., turned:])
-        close(y, rotate_complex(x, angles))
+        assert_close(y, rotate_complex(x, angles))
 
 
 def test_the_result_is_rounded_once(engine: str) -> None:
@@ -172,8 +172,8 @@ def test_multi_axis_positions(engine: str, sections_interleaved: bool) -> None:
     angles = torch.stack([angles_of(row, 16) for row in ids])  # [A, B, T, R/2]
     chosen = torch.stack([angles[axis, :, :, i] for i, axis in enumerate(want_axes)], dim=-1)
     new_q, new_k = rope_qk(q, k, *rope_tables(30, 16, device=device), position_ids=ids, frequency_axes=axes)
-    close(new_q, rotate_complex(q, chosen))
-    close(new_k, rotate_complex(k, chosen))
+    assert_close(new_q, rotate_complex(q, chosen))
+    assert_close(new_k, rotate_complex(k, chosen))
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -188,7 +188,7 @@ def test_gathered_tables_are_what_transformers_hands_over(engine: str, rows: int
         q.transpose(1, 2), k.transpose(1, 2), angles.cos()[..., :8], angles.sin()[..., :8], rotary_dim=16
     )
     for x, y, z in zip(want, got, half, strict=True):
-        close(y, x.transpose(1, 2).double())
+        assert_close(y, x.transpose(1, 2).double())
         assert torch.equal(y, z)
 
 
@@ -200,7 +200,7 @@ def test_interleaved_and_partial_as_glm_turns(engine: str) -> None:
     want = glm.apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
     got = rope_qk(q.transpose(1, 2), k.transpose(1, 2), angles.cos(), angles.sin(), interleaved=True)
     for x, y in zip(want, got, strict=True):
-        close(y, x.transpose(1, 2).double())
+        assert_close(y, x.transpose(1, 2).double())
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -227,8 +227,8 @@ def test_gradients_turn_back(engine: str, layout: str, checkpointed: bool, in_pl
     sum((x * w).sum() for x, w in zip(out, weights, strict=True)).backward()
     angles = angles_of(positions, 8)
     for x, w, y in zip(leaves, weights, out, strict=True):
-        close(y.detach(), rotate_complex(2 * x.detach(), angles))
-        close(x.grad, 2 * rotate_complex(w, angles, inverse=True))
+        assert_close(y.detach(), rotate_complex(2 * x.detach(), angles))
+        assert_close(x.grad, 2 * rotate_complex(w, angles, inverse=True))
 
 
 def test_a_gradient_that_others_hold_is_left_alone(engine: str) -> None:
@@ -240,7 +240,7 @@ def test_a_gradient_that_others_hold_is_left_alone(engine: str) -> None:
     ((new_q + other).sum() + new_k.sum()).backward()
     assert torch.equal(other.grad, torch.ones_like(other))
     angles = angles_of(torch.arange(4, device=device)[None], 8)
-    close(q.grad, rotate_complex(torch.ones_like(q), angles, inverse=True))
+    assert_close(q.grad, rotate_complex(torch.ones_like(q), angles, inverse=True))
 
 
 @pytest.mark.parametrize("view", [False, True])

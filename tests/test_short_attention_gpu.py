@@ -135,10 +135,13 @@ def test_a_call_waits_for_nothing() -> None:
     leaves = [x.requires_grad_() for x in (q, k, v)]
     cos, sin = rope_tables(130, 128, device="cuda")
     work = listed(lengths, (8, 2), 128)
-    short_attention(*leaves, work, cos=cos, sin=sin).backward(grad)
+    first = short_attention(*leaves, work, cos=cos, sin=sin)
+    first.backward(grad)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        short_attention(*leaves, work, cos=cos, sin=sin).backward(grad)
+        again = short_attention(*leaves, work, cos=cos, sin=sin)
+        again.backward(grad)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, first)

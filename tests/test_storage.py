@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from building import pack as run_command
 from object_storage import S3, http_server, s3_server, spoil
-from packed import Folder, count_up, write_folder, write_splits
+from packed import Folder, count_up, write_folder, write_numbered, write_splits
 from ranks import numbers
 from torch.utils.data import DataLoader
 
@@ -45,8 +45,7 @@ def s3() -> Iterator[S3]:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six shards of two packs, each pack one sequence."""
-    path = tmp_path_factory.mktemp("storage") / "packed"
-    write_folder(path, Folder(packs=[count_up(1 + number % 7, first=number) for number in range(PACKS)]))
+    path = write_numbered(tmp_path_factory.mktemp("storage") / "packed", PACKS)
     assert run_command("repack", path, "--plan-only", "long", "--strategy", "ordered").code == 0
     return path
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaders import as_worker
-from packed import Folder, count_up, write_folder
+from packed import Folder, count_up, write_folder, write_numbered
 from ranks import numbers
 from reference_order import order_of
 from torch.utils.data import DataLoader
@@ -32,11 +32,9 @@ PACKS = 23
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packs of one sequence, so that a sequence id is the number of its pack; lengths differ."""
-    path = tmp_path_factory.mktemp("stream") / "packed"
-    packs = [count_up(1 + number % 7, first=number) for number in range(PACKS)]
-    write_folder(path, Folder(packs=packs, packs_per_shard=6, packs_per_batch=3))
-    return path
+    return write_numbered(
+        tmp_path_factory.mktemp("stream") / "packed", PACKS, packs_per_shard=6, packs_per_batch=3
+    )
 
 
 def run_epoch(path: Path, world_size: int, **options: Any) -> list[list[list[int]]]:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 from padless.packer.errors import BusyError, InputError
-from padless.packer.publish import AT_ONCE
 from padless.packer.sources.resolve import EXPORT_RECORD
-from padless.runtime.format import MissingFileError, RemoteError, checksum_bytes
+from padless.packer.uploads import remove, send, send_all
+from padless.runtime.format import MissingFileError, checksum_bytes
 from padless.runtime.storage import Storage, cache_folder
 
 UNFINISHED = "export.unfinished.json"
@@ -85,41 +84,19 @@ class ExportUpload:
         names = [file["file"] for file in record["files"]] + ["README.md"]
         begun = {"format": record["format"], "files": sorted({*names, *self._ours})}
         self._put(UNFINISHED, json.dumps(begun).encode())
-        self._remove([EXPORT_RECORD])
+        remove(self.storage, [EXPORT_RECORD])
 
         def upload(name: str) -> None:
-            path = os.path.join(folder, name)
-            self.storage.ask(name, lambda system, to: system.put_file(path, to), doing="written")
-            if (size := self.storage.stamp(name).size) != os.path.getsize(path):
-                raise RemoteError(
-                    f"{self.storage.where(name)} has {size} bytes where {os.path.getsize(path)} were "
-                    "written: the same command writes it again"
-                )
+            send(self.storage, os.path.join(folder, name), name)
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            futures = [pool.submit(upload, name) for name in names]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
+        send_all(names, upload)
         if self._read(UNFINISHED) != begun:
             raise BusyError(
                 f"another export writes to {self.storage.url}: wait for it, or give another address"
             )
         with open(os.path.join(folder, EXPORT_RECORD), "rb") as file:
             self._put(EXPORT_RECORD, file.read())
-        self._remove([*sorted(self._ours - {*names, EXPORT_RECORD, UNFINISHED}), UNFINISHED])
+        remove(self.storage, [*sorted(self._ours - {*names, EXPORT_RECORD, UNFINISHED}), UNFINISHED])
 
     def _put(self, name: str, data: bytes) -> None:
         self.storage.ask(name, lambda system, path: system.pipe_file(path, data), doing="written")
-
-    def _remove(self, names: Iterable[str]) -> None:
-        def remove(system: Any, path: str) -> None:
-            if system.exists(path):
-                system.rm_file(path)
-
-        for name in names:
-            self.storage.ask(name, remove, doing="removed")

@@ -25,7 +25,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -33,18 +32,16 @@ from padless.packer.errors import BusyError, InputError
 from padless.packer.output import is_ours
 from padless.packer.progress import Report, part_of
 from padless.packer.published import LOCK, refuse_strangers, splits_there
+from padless.packer.uploads import remove, send, send_all
 from padless.runtime.format import (
     MANIFEST,
     Manifest,
     MissingFileError,
-    RemoteError,
     checksum_bytes,
     checksum_file,
 )
 from padless.runtime.storage import Stamp, Storage, cache_folder
 
-AT_ONCE = 4
-"""Files uploaded at a time; a driver sends the parts of each side by side as well."""
 _COMMITS = ("manifest.json", "state.json", "dataset_dict.json")
 
 
@@ -94,7 +91,7 @@ class Publishing:
         try:
             if error is None or (isinstance(error, InputError) and not self._uploaded):
                 if self._holder().get("token") == self._token():
-                    self._remove([LOCK])
+                    remove(self.storage, [LOCK])
                 shutil.rmtree(self._base)
         finally:
             os.close(self._held)
@@ -201,7 +198,7 @@ class Publishing:
     def sweep(self, keep: Iterable[str]) -> None:
         """Remove what an earlier build left, other than the files to keep."""
         ours = (name for name in self.storage.listing() if is_ours(name, self._splits))
-        self._remove(sorted({*ours} - {*keep}))
+        remove(self.storage, sorted({*ours} - {*keep}))
 
     def _size(self, name: str) -> int:
         return os.path.getsize(os.path.join(self.folder, name))
@@ -214,13 +211,7 @@ class Publishing:
             checksum = checksums.get(name) or checksum_file(path)
             known = self._uploaded.get(name)
             if known is None or known != (checksum, listed.get(name)):
-                self.storage.ask(name, lambda system, to: system.put_file(path, to), doing="written")
-                stamp = self.storage.stamp(name)
-                if stamp.size != self._size(name):
-                    raise RemoteError(
-                        f"{self.storage.where(name)} has {stamp.size} bytes where {self._size(name)} were "
-                        "written: the same command sends it again"
-                    )
+                stamp = send(self.storage, path, name)
                 row = {"name": name, "checksum": checksum, "stamp": asdict(stamp)}
                 with lock, open(self._journal, "a", encoding="utf-8") as journal:
                     self._uploaded[name] = (checksum, stamp)
@@ -228,30 +219,14 @@ class Publishing:
             with lock:
                 self._sent(self._size(name))
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            futures = [pool.submit(upload, name) for name in names]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
+        send_all(names, upload)
 
     def _retract(self) -> None:
         """Take back an older commit, its manifest first."""
         listed = self.storage.listing()
         old = [name for name in listed if is_ours(name, self._splits) and name.rpartition("/")[2] in _COMMITS]
         old = [name for name in old if self._uploaded.get(name, ("", None))[1] != listed[name]]
-        self._remove(sorted(old, key=lambda name: name != MANIFEST))
-
-    def _remove(self, names: Iterable[str]) -> None:
-        def remove(system: Any, path: str) -> None:
-            if system.exists(path):
-                system.rm_file(path)
-
-        for name in names:
-            self.storage.ask(name, remove, doing="removed")
+        remove(self.storage, sorted(old, key=lambda name: name != MANIFEST))
 
     def _check(self, names: list[str]) -> None:
         """See that what lies there is what was uploaded, and that nobody took over."""

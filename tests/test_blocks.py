@@ -117,7 +117,7 @@ def place_of(path: Path, column: str, number: int, row: int = 0) -> int:
     """Where in a shard's file the first value of a column is, of a row of a record batch."""
     reader = PackedReader(path)
     batch = reader.batch(number)
-    mapped, _ = reader._shard(0)
+    mapped, _ = reader._shards.open(0)
     values = batch.flat(column, slice(row, row + 1))
     return int(values.__array_interface__["data"][0]) - mapped.data.address
 
@@ -161,7 +161,7 @@ def test_each_bit_of_every_number_of_a_pack_is_seen(tmp_path: Path, folders: dic
     """Nothing of a sound folder is missed because its bytes are compared only when they are used."""
     reader = PackedReader(folders["extras"])
     batch = reader.batch(0)
-    mapped, _ = reader._shard(0)
+    mapped, _ = reader._shards.open(0)
     for name in (
         "input_ids",
         "labels",

@@ -70,6 +70,13 @@ def build_arguments(source: object, output: object, *more: object) -> list[str]:
     return [str(word) for word in ("build", source, *options, *more)]
 
 
+def config_file(folder: Path, text: str) -> Path:
+    """A file of options for `--config`."""
+    path = folder / "pack.yaml"
+    path.write_text(text)
+    return path
+
+
 def build(source: object, output: object, *more: object) -> Run:
     """`build_arguments`, run; what it printed is JSON."""
     return pack(*build_arguments(source, output, *more), "--json")
@@ -256,6 +263,12 @@ def sequences_of(folder: Path) -> dict[int, tuple[list[int], list[int]]]:
             mine = slice(int(end - length), int(end))
             found[int(number)] = (one.input_ids[mine].tolist(), one.labels[mine].tolist())
     return found
+
+
+def token_lists(folder: Path) -> list[tuple[int, ...]]:
+    """The tokens of every sequence, in the order of the sequence table."""
+    found = sequences_of(folder)
+    return [tuple(found[number][0]) for number in sorted(found)]
 
 
 def assert_verified(folder: Path) -> None:

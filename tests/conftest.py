@@ -69,3 +69,13 @@ def shared() -> Path:
 def demo_data() -> Path:
     """The folder with the small set (instructions.jsonl) and tokenizer/ that ship with padless."""
     return ROOT / "packer" / "demo_data"
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo set packed with nothing cut, for tests that leave it as it is."""
+    from building import DEMO, built
+
+    output = tmp_path_factory.mktemp("whole") / "out"
+    built(DEMO, output)
+    return output

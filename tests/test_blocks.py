@@ -13,75 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-import xxhash
-from building import DEMO, build, pack
+from blocked import FOLDERS, PACKS, SMALL, build_in_blocks, flip, shard, small_blocks  # noqa: F401
+from building import pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed import Folder, count_up, edit_manifest, write_folder, xxh3
+from packed import count_up, edit_manifest, write_folder
 from torch.utils.data import DataLoader
 
-from padless.packer.kept_shards import KeptShards
-from padless.runtime import blocks as blocks_module
 from padless.runtime import gather as gather_module
-from padless.runtime import manifest as manifest_module
-from padless.runtime.blocks import BlockHasher, MappedShard
+from padless.runtime.blocks import MappedShard
 from padless.runtime.collate import collate
 from padless.runtime.dataset import PackBatchSampler, PackedDataset
 from padless.runtime.format import (
     ChecksumError,
-    Manifest,
     ManifestError,
     read_manifest,
 )
 from padless.runtime.gather import Gather
 from padless.runtime.reader import PackedReader
 from padless.runtime.stream import PackedStream
-
-SMALL = 64
-"""Bytes of a block in these tests: a folder of a few packs then has hundreds."""
-PACKS = [count_up(30, 7, 21, first=10 * number) for number in range(1, 9)]
-FLOAT_2 = pa.list_(pa.list_(pa.float32(), 2))
-EXTRAS = {
-    "topk": (
-        *("token", "list<fixed_size_list<float32, 2>>", FLOAT_2),
-        [[[n, t] for t in range(58)] for n in range(8)],
-    ),
-    "half": ("token", "list<float16>", pa.list_(pa.float16()), [[n / 2] * 58 for n in range(8)]),
-    "reward": ("sequence", "list<float64>", pa.list_(pa.float64()), [[n, n + 0.5, 2] for n in range(8)]),
-    "images": (
-        "sequence",
-        "list<string>",
-        pa.list_(pa.string()),
-        [["", f"picture {n}", "x"] for n in range(8)],
-    ),
-    "good": ("sequence", "list<bool>", pa.list_(pa.bool_()), [[n % 2 == 0, True, False] for n in range(8)]),
-    "lane": ("pack", "int8", pa.int8(), list(range(8))),
-}
-FOLDERS = {
-    "mapped": Folder(packs=PACKS, max_length=64, packs_per_shard=4, packs_per_batch=2, block_bytes=SMALL),
-    "wide": Folder(packs=PACKS, max_length=64, id_type="int32", labels=False, block_bytes=SMALL),
-    "extras": Folder(
-        packs=PACKS, max_length=64, packs_per_shard=8, packs_per_batch=4, extras=EXTRAS, block_bytes=SMALL
-    ),
-    "zstd": Folder(
-        packs=PACKS,
-        max_length=64,
-        packs_per_shard=8,
-        packs_per_batch=3,
-        compression="zstd",
-        block_bytes=SMALL,
-    ),
-}
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (blocks_module, manifest_module):
-        monkeypatch.setattr(module, "BLOCK_BYTES", SMALL)
-    # So that packs of one record batch are looked through apart.
-    monkeypatch.setattr("padless.runtime.batch._CHECKED_TOKENS", 50)
 
 
 @pytest.fixture(scope="module")
@@ -101,16 +52,9 @@ def packed(tmp_path: Path, folders: dict[str, Path]) -> Path:
     return Path(shutil.copytree(folders["mapped"], tmp_path / "packed"))
 
 
-def shard(path: Path, number: int = 0) -> Path:
-    return path / read_manifest(path).shards[number].file
-
-
-def flip(path: Path, place: int, bit: int = 0) -> None:
-    """Change a bit, in a new file: the old one may be mapped still."""
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1 << bit
-    path.unlink()
-    path.write_bytes(data)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_in_blocks(tmp_path_factory.mktemp("built") / "packed")
 
 
 def place_of(path: Path, column: str, number: int, row: int = 0) -> int:
@@ -391,93 +335,3 @@ def test_commands_end_with_2_where_a_byte_changed(
     assert run.code == 2 and "Traceback" not in run.err
     assert damaged.name in run.err and "copy the folder again" in " ".join(run.err.split())
     assert not (tmp_path / "out").exists()
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By `pack-dataset build`, with blocks as these tests have them."""
-    output = tmp_path_factory.mktemp("built") / "packed"
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (blocks_module, manifest_module):
-            patch.setattr(module, "BLOCK_BYTES", SMALL)
-        assert build(DEMO, output, "--limit", 60, "--shard-size", 12_000, "--workers", 1).code == 0
-    return output
-
-
-def naive(path: Path, size: int) -> str:
-    data = path.read_bytes()
-    return "".join(xxhash.xxh3_64(data[at : at + size]).hexdigest() for at in range(0, len(data), size))
-
-
-def test_a_build_lists_the_checksum_of_every_block(built: Path) -> None:
-    shards = read_manifest(built).shards
-    assert len(shards) > 2
-    assert [info.block_checksums for info in shards] == [naive(built / info.file, SMALL) for info in shards]
-
-
-def test_repack_lists_them_too(tmp_path: Path, built: Path) -> None:
-    assert pack("repack", built, "--output", tmp_path / "out", "--max-length", 2048).code == 0
-    for info in read_manifest(tmp_path / "out").shards:
-        assert info.block_checksums == naive(tmp_path / "out" / info.file, SMALL)
-
-
-def test_verify_tells_blocks_that_are_not_those_of_an_unchanged_file(packed: Path) -> None:
-    assert pack("verify", packed).code == 0
-
-    def damage(manifest: dict[str, Any]) -> None:
-        entry = manifest["shards"][1]
-        text = entry["block_checksums"]
-        entry["block_checksums"] = ("1" if text[0] == "0" else "0") + text[1:]
-
-    edit_manifest(packed, damage)
-    run = pack("verify", packed, "--json")
-    assert run.code == 1
-    [check] = [check for check in run.json["checks"] if not check["ok"]]
-    assert f"{shard(packed, 1)} is unchanged, and the manifest's block_checksums" in check["detail"]
-
-
-def test_the_manifest_spells_them_so() -> None:
-    """Literally: 16 digits of XXH3-64 a block, one after the other, the last one shorter."""
-    hasher = BlockHasher()
-    hasher.update(memoryview(b"a" * SMALL))
-    hasher.update(memoryview(b"a"))
-    told = hasher.block_checksums
-    assert told[16:] == "e6c632b61e964e1f", "XXH3-64 of the letter a"
-    assert told[:16] == xxhash.xxh3_64(b"a" * SMALL).hexdigest()
-    assert hasher.checksum == xxh3(b"a" * (SMALL + 1))
-
-
-@settings(max_examples=60, deadline=None)
-@given(pieces=st.lists(st.binary(max_size=3 * SMALL), max_size=6))
-def test_checksums_do_not_depend_on_how_a_file_is_written(pieces: list[bytes]) -> None:
-    hasher = BlockHasher()
-    for piece in pieces:
-        hasher.update(memoryview(piece))
-    whole = b"".join(pieces)
-    blocks = [whole[at : at + SMALL] for at in range(0, len(whole), SMALL)]
-    assert hasher.block_checksums == "".join(xxhash.xxh3_64(block).hexdigest() for block in blocks)
-    assert hasher.checksum == xxh3(whole)
-
-
-def test_a_shard_that_an_earlier_padless_left_without_is_written_anew(tmp_path: Path, packed: Path) -> None:
-    """Or the finished folder would not be the one that a build in one go gives."""
-    info = read_manifest(packed).shards[0]
-    KeptShards(str(tmp_path), str(packed), "key").add("", 0, info)
-    assert KeptShards(str(tmp_path), str(packed), "key").find("", 0) == info
-    journal = tmp_path / "shards.jsonl"
-    row = json.loads(journal.read_text())
-    del row["shard"]["block_checksums"]
-    journal.write_text(json.dumps(row) + "\n")
-    assert KeptShards(str(tmp_path), str(packed), "key").find("", 0) is None
-
-
-def test_a_manifest_with_block_checksums_comes_back_as_it_was_written(packed: Path) -> None:
-    data = read_manifest(packed).to_json()
-    entry = json.loads(data)["shards"][0]
-    assert entry["block_checksums"] == naive(shard(packed), SMALL)
-    assert f'"block_checksums": "{entry["block_checksums"]}",\n   "bytes"'.encode() in data
-    assert Manifest.from_json(data, "here").to_json() == data
-    plain = replace(
-        read_manifest(packed), shards=(replace(read_manifest(packed).shards[0], block_checksums=None),)
-    )
-    assert b"block_checksums" not in plain.to_json()

@@ -33,7 +33,8 @@ from padless.runtime.format import (
 from padless.runtime.storage import Storage, is_url
 
 AnyFile = FileInfo | ShardInfo | TableInfo
-_WAY_OUT = "copy the folder there again, or rebuild it with pack-dataset build --force"
+_HERE = "copy the folder again, or rebuild it with pack-dataset build --force"
+_THERE = "copy the folder there again, or rebuild it with pack-dataset build --force"
 
 
 class Files(Protocol):
@@ -91,17 +92,8 @@ class LocalFiles:
 
     def check(self, file: AnyFile) -> None:
         path = self.folder / file.file
-        if not isinstance(file, ShardInfo) or file.block_checksums is None:
-            check_file(path, file.bytes, file.checksum)
-            return
         check_file(path, file.bytes)
-        found = hash_file(path)  # both kinds of checksums, in one pass
-        if found.checksum != file.checksum:
-            raise ChecksumError(
-                f"{path} is {found.checksum}, the manifest says {file.checksum}; copy the folder again or "
-                "rebuild it with pack-dataset build --force"
-            )
-        _check_blocks(str(path), file, found)
+        _compare(str(path), file, hash_file(path), _HERE)
 
     def check_manifest(self, split: SplitInfo) -> str:
         path = self.folder / split.name / MANIFEST
@@ -143,18 +135,15 @@ class UrlFiles:
     def check(self, file: AnyFile) -> None:
         where = f"{self.path}/{file.file}"
         if not self._folder.has(file):
-            hashed = self._folder.open_file(file, hash_file)
-            _check_blocks(where, file, hashed)
+            _compare(where, file, self._folder.open_file(file, hash_file), _THERE)
             return
         hashed, size = BlockHasher(), 0
         for piece in self._folder.storage.pieces(file.file):
             hashed.update(memoryview(piece))
             size += len(piece)
         if size != file.bytes:
-            raise TruncatedFileError(f"{where} has {size} bytes, the manifest says {file.bytes}; {_WAY_OUT}")
-        if (found := hashed.checksum) != file.checksum:
-            raise ChecksumError(f"{where} is {found}, the manifest says {file.checksum}; {_WAY_OUT}")
-        _check_blocks(where, file, hashed)
+            raise TruncatedFileError(f"{where} has {size} bytes, the manifest says {file.bytes}; {_THERE}")
+        _compare(where, file, hashed, _THERE)
 
     def check_manifest(self, split: SplitInfo) -> str:
         where = f"{self.path}/{split.name}/{MANIFEST}"
@@ -171,13 +160,15 @@ class UrlFiles:
             raise PlanError(no_plan(self.path, name, "see plans/ below it"))
 
 
-def _check_blocks(where: str, file: AnyFile, hashed: BlockHasher) -> None:
-    """Hold the manifest's block checksums against an unchanged file; raises ChecksumError."""
+def _compare(where: str, file: AnyFile, hashed: BlockHasher, way_out: str) -> None:
+    """Hold a file against the manifest's checksum of it, and of its blocks; raises ChecksumError."""
+    if hashed.checksum != file.checksum:
+        raise ChecksumError(f"{where} is {hashed.checksum}, the manifest says {file.checksum}; {way_out}")
     told = file.block_checksums if isinstance(file, ShardInfo) else None
     if told not in (None, hashed.block_checksums):
         raise ChecksumError(
             f"{where} is unchanged, and the manifest's block_checksums of it are those of other bytes: the "
-            f"manifest is damaged, and readers refuse the file; {_WAY_OUT.replace('there ', '')}"
+            f"manifest is damaged, and readers refuse the file; {way_out}"
         )
 
 

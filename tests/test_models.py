@@ -233,6 +233,30 @@ def test_rotation_by_the_models_own_code_gives_the_same(family: str) -> None:
     torch.testing.assert_close(by_kernel, by_model, **CLOSE)
 
 
+@pytest.mark.parametrize("rope", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt_oss", "cohere", "glm"])
+def test_under_autocast_attention_gets_one_type(family: str, rope: bool) -> None:
+    """Rotations and norms of most models give float32 there, where values are in 16 bits."""
+    model, batch = prepare_model(tiny(family), check=True, rope=rope), packed(LENGTHS).model_inputs()
+    expected = model(**batch).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(**batch).logits
+    assert float((found - expected).detach().norm() / expected.detach().norm()) < 0.02
+
+
+def test_norms_kept_in_float32_do_not_widen_attention() -> None:
+    """As trainers of quantized models keep them: in 16 bits but for the norms' weights."""
+    model = tiny("qwen3")
+    expected = prepare_model(model, check=True)(**packed(LENGTHS).model_inputs()).logits
+    restore_model(model).bfloat16()
+    for name, parameter in model.named_parameters():
+        if "norm" in name and ("q_" in name or "k_" in name):
+            parameter.data = parameter.data.float()
+    for rope in (True, False):
+        found = prepare_model(model, check=False, rope=rope)(**packed(LENGTHS).model_inputs()).logits
+        assert float((found - expected).detach().norm() / expected.detach().norm()) < 0.05
+
+
 def test_attention_dropout_is_refused() -> None:
     with pytest.raises(ModelError, match="attention_dropout=0.0"):
         prepare_model(tiny("llama", attention_dropout=0.1))

@@ -94,7 +94,7 @@ class PackedAttention:
         batch, _, tokens, _ = query.shape
         if key.shape[2] != tokens:
             raise ModelError(f"{tokens} queries meet {key.shape[2]} keys: packed batches have no cache")
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+        q, k, v = (_autocast(x).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
         out = varlen_attention(
             q,
             k,
@@ -109,6 +109,14 @@ class PackedAttention:
             backend=self._backend,
         )
         return out.view(batch, tokens, *out.shape[1:]), None
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """In autocast's type, where it is on: torch's own attention does so, and a norm of q and k leaves float32."""
+    kind = x.device.type
+    if x.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
 
 
 def rotation(rotary: Rotary) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -112,7 +112,7 @@ class PackedAttention:
 
 
 def _autocast(x: Tensor) -> Tensor:
-    """In autocast's type, where it is on: torch's own attention does so, and a norm of q and k leaves float32."""
+    """In autocast's type, where it is on, as torch's own attention: norms of q and k leave float32."""
     kind = x.device.type
     if x.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
         return x

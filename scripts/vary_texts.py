@@ -1,6 +1,6 @@
 """Texts again and again, each copy of another length: the long tail of a few documents, as of many.
 
-    python scripts/vary_texts.py c4_demo.jsonl wiki_demo.txt python_stdlib.jsonl --copies 6 --output long.jsonl
+    python scripts/vary_texts.py c4_demo.jsonl wiki_demo.txt python_stdlib.jsonl --output long.jsonl
 
 How long ranks wait for one another hangs on how packs differ, and packs of a few dozen documents differ as a
 matter of luck. Copies that are alike would make pairs of like packs where there are none, so each begins

@@ -114,7 +114,7 @@ def test_restored_models_are_the_first_ones(implementation: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2"])
 def test_autocast_trains_packs_as_it_trains_sequences(family: str) -> None:
-    """Norms of q and k leave float32 where v is bfloat16; torch's own attention casts them, and so does ours."""
+    """Norms of q and k leave float32 beside a v in bfloat16: ours casts them, as torch's attention does."""
     model, batch = tiny(family), packed(LENGTHS)
     exact = logits_alone(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -96,7 +96,8 @@ class PackedAttention:
             raise ModelError(f"{tokens} queries meet {key.shape[2]} keys: packed batches have no cache")
         kind = value.device.type
         # Norms and rotations of some models widen q and k, as they do under autocast; v tells what is meant.
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+        wide = value.dtype is torch.float64 or not torch.is_autocast_enabled(kind)
+        dtype = value.dtype if wide else torch.get_autocast_dtype(kind)
         q, k, v = (x.transpose(1, 2).flatten(0, 1).to(dtype) for x in (query, key, value))
         out = varlen_attention(
             q,

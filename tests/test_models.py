@@ -112,6 +112,20 @@ def test_restored_models_are_the_first_ones(implementation: str) -> None:
     restore_model(model)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2"])
+def test_autocast_trains_packs_as_it_trains_sequences(family: str) -> None:
+    """Norms of q and k leave float32 beside a v in bfloat16: ours casts them, as torch's attention does."""
+    model, batch = tiny(family), packed(LENGTHS)
+    exact = logits_alone(model, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        apart = logits_alone(model, batch)
+        together = prepare_model(model)(**batch.model_inputs()).logits
+    noise = (apart - exact).abs().max()
+    assert noise > 0 and (together - apart).abs().max() <= 2 * noise
+    together.float().logsumexp(-1).sum().backward()
+    assert all(x.grad is None or x.grad.dtype is torch.float32 for x in model.parameters())
+
+
 def test_another_model_of_the_same_class_sees_nothing() -> None:
     first, second = tiny("llama"), tiny("llama")
     modeling = __import__("sys").modules[type(first).__module__]

@@ -8,7 +8,7 @@ backend that is asked for by name and cannot is an error with the reason, never 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from padless.runtime.attention import (
     short,
     xformers,
 )
-from padless.runtime.attention.backend import Backend, Options, Request, capability_of
+from padless.runtime.attention.backend import Backend, Forward, Options, Request, capability_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.inputs import check_inputs
 from padless.runtime.attention.opaque import forward_opaque
@@ -139,18 +139,40 @@ def varlen_attention(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options, backend: str = "auto"
 ) -> Tensor:
-    """`varlen_attention` with boundaries that were checked before: for layers that share a batch."""
+    """`varlen_attention` with boundaries that were checked before: for layers that share a batch.
+
+    Checks and choice look at shapes, types and features; a batch's layers are alike, and the first pays.
+    """
+    if torch.compiler.is_compiling():
+        return _checked(q, k, v, boundaries, options, backend)(q, k, v, boundaries, options)
+    sinks = options.sinks
+    key = (
+        backend, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+        options[:4], options.deterministic,
+        None if sinks is None else (sinks.shape, sinks.device, sinks.requires_grad and torch.is_grad_enabled()),
+        q.is_cuda and torch.cuda.is_current_stream_capturing(),
+    )  # fmt: skip
+    forward = boundaries.made(key, lambda: _checked(q, k, v, boundaries, options, backend))
+    return forward(q, k, v, boundaries, options)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options, backend: str
+) -> Forward:
+    """What does such calls; raises AttentionError and BackendError."""
     check_inputs(q, k, v, boundaries.cu_seqlens, options)
     if q.shape[0] == 0:
-        return torch.empty_like(q)
-    request = _request(q, k, v, boundaries, options)
-    # What is recorded, by a compiler or in a graph, is looked at apart from what is run.
-    recorded = torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
-    name = choose(request, backend) if recorded else _chosen(request, backend)
+        return _empty
+    name = choose(_request(q, k, v, boundaries, options), backend)
     chosen = BACKENDS[name]
     if torch.compiler.is_compiling() and not chosen.traceable:
-        return forward_opaque(name, q, k, v, boundaries, options)
-    return chosen.forward(q, k, v, boundaries, options)
+        return partial(forward_opaque, name)
+    return chosen.forward
+
+
+def _empty(q: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(q)
 
 
 def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Request:
@@ -192,5 +214,3 @@ def choose(request: Request, backend: str = "auto") -> str:
         )
     return backend
 
-
-_chosen = lru_cache(maxsize=256)(choose)

@@ -145,12 +145,12 @@ def attend(
     """
     if torch.compiler.is_compiling():
         return _checked(q, k, v, boundaries, options, backend)(q, k, v, boundaries, options)
-    sinks = options.sinks
+    causal, scale, window, softcap, sinks, deterministic = options
     key = (
         backend, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
-        options[:4], options.deterministic,
-        None if sinks is None else (sinks.shape, sinks.device, sinks.requires_grad and torch.is_grad_enabled()),
+        q.requires_grad or k.requires_grad or v.requires_grad, torch.is_grad_enabled(),
+        causal, window, softcap, deterministic,
+        None if sinks is None else (sinks.shape, sinks.device, sinks.requires_grad),
         q.is_cuda and torch.cuda.is_current_stream_capturing(),
     )  # fmt: skip
     forward = boundaries.made(key, lambda: _checked(q, k, v, boundaries, options, backend))
@@ -213,4 +213,3 @@ def choose(request: Request, backend: str = "auto") -> str:
             f"attention backend {backend!r} cannot do this: {reason}; 'auto' takes one that can"
         )
     return backend
-

@@ -8,6 +8,7 @@ backend that is asked for by name and cannot is an error with the reason, never 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ class Choice(NamedTuple):
     tokens: int = 0
     """Tokens of the row, at least: below, the host's time for a call is longer than the device's."""
     mean_length: int | None = None
-    """Tokens of a sequence on average, at most."""
+    """Tokens of the sequence that a token lies in on average, at most, and known without waiting for it."""
     capability: tuple[int, int] | None = None
     """Taken on devices of this compute capability alone, where it was measured."""
     on_cpu: bool = True
@@ -77,14 +78,17 @@ class Choice(NamedTuple):
         on_cpu = request.device.type == "cpu"
         if request.tokens < self.tokens or (on_cpu and not self.on_cpu):
             return False
-        if self.mean_length is not None and request.tokens > self.mean_length * request.sequences:
+        if self.mean_length is not None and (request.mean_length or math.inf) > self.mean_length:
             return False
         return self.capability is None or (not on_cpu and capability_of(request.device) == self.capability)
 
 
+HOPPER = (9, 0)
 AUTO = (
+    Choice("short", tokens=8_192, mean_length=700, capability=HOPPER),
     Choice("flash_attn_4", tokens=8_192),
     Choice("flash_attn_3", tokens=8_192),
+    Choice("short", tokens=8_192, mean_length=8_192, capability=HOPPER),
     Choice("flash"),
     Choice("flash_attn_2"),
     Choice("efficient"),
@@ -93,8 +97,8 @@ AUTO = (
 )
 """Fastest first, as scripts/bench_attention.py found them on an H200; `sdpa` can do every call.
 
-FlashAttention-3 could not be had there; its place is by what others report. `short` is asked for by name: its
-kernels were measured, but not yet as a backend, with launches that are kept.
+`short` is passed by FlashAttention-4 at 700 to 800 tokens a sequence, and meets `flash` at 8,192.
+FlashAttention-3 could not be had there; its place is by what others report.
 """
 
 
@@ -188,6 +192,7 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
         tokens=boundaries.tokens,
         sequences=boundaries.sequences,
         max_seqlen=boundaries.max_seqlen,
+        mean_length=boundaries.mean_length(),
         causal=options.causal,
         window=options.window is not None,
         softcap=options.softcap is not None,

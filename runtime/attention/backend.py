@@ -47,6 +47,8 @@ class Request(NamedTuple):
     tokens: int
     sequences: int
     max_seqlen: int
+    mean_length: float | None
+    """Tokens of the sequence that a token lies in, on average; None where only the device knows."""
     causal: bool
     window: bool
     softcap: bool

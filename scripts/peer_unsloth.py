@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from importlib.metadata import version
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +55,8 @@ def load_unsloth(folder: Path) -> UnslothKernels:
     release's kernels ask for what is not there.
     """
     for package in ("unsloth", "unsloth_zoo"):
-        if not (folder / package).is_dir() or not list(folder.glob(f"{package}-*.dist-info")):
+        wheel = next(folder.glob(f"{package}-*.dist-info"), None)
+        if wheel is None or not (folder / package).is_dir():
             raise ImportError(f"{folder} holds no unpacked wheel of {package}")
         if package in sys.modules:
             raise ImportError(
@@ -76,7 +76,5 @@ def load_unsloth(folder: Path) -> UnslothKernels:
         rope = importlib.import_module("unsloth.kernels.rope_embedding").fast_rope_embedding
         norm_rope = importlib.import_module("unsloth.kernels.qk_norm_rope").fast_qk_norm_rope
     except Exception as error:  # a foreign module may raise anything
-        raise ImportError(
-            f"the kernels of unsloth {version('unsloth')}: {type(error).__name__}: {error}"
-        ) from error
+        raise ImportError(f"the kernels beside {wheel}: {type(error).__name__}: {error}") from error
     return UnslothKernels(rope=rope, norm_rope=norm_rope)

@@ -29,6 +29,8 @@ PACKAGES = (
     "flash-attn",
     "flash-attn-4",
     "xformers",
+    "unsloth",
+    "unsloth_zoo",
 )
 
 

@@ -119,6 +119,7 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
             torch.cuda.reset_peak_memory_stats()
         timed = time_steps(trainer, rest, options.steps, options.seconds)
         add_speed(add, model, timed)
+        add("tokens an epoch", sum(len(ids) for ids, _ in every))
         if arm.is_padded:
             add("tokens a second, cold", cold.tokens / cold.seconds, "/s")
         if ON_GPU:

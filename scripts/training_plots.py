@@ -28,7 +28,7 @@ svg{--paper:#fff;--ink:#1c2127;--quiet:#57606a;--rule:#d8dde3;--now:#0a6b64;--wa
 .paper{fill:var(--paper)} text{fill:var(--quiet);font:13px system-ui,sans-serif} text.mark{fill:var(--ink)}
 rect.now,text.now{fill:var(--now)} rect.was,text.was{fill:var(--was)} rect.third{fill:var(--third)}
 line{stroke:var(--rule)} path{fill:none;stroke-width:1.6} path.now{stroke:var(--now)}
-path.was{stroke:var(--was)} path.third{stroke:var(--third);stroke-dasharray:5 5}
+path.was{stroke:var(--was);stroke-width:5;opacity:.55} path.third{stroke:var(--third);stroke-dasharray:5 5}
 </style>"""
 WIDTH, LEFT, ROW = 640, 250, 22
 KINDS = {"padded": "was", "transformers": "third", "padless": "now"}

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from training_tables import training_speed
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
 README = ROOT / "README.md"
@@ -213,6 +215,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "bench_plan": plan_speed,
     "bench_rope": rope_speed,
     "bench_attention": attention_speed,
+    "bench_training": training_speed,
 }
 
 

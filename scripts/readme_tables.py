@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rank_tables import loss_curves, ranks_idle
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
 README = ROOT / "README.md"
@@ -196,6 +198,8 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "bench_plan": plan_speed,
     "bench_rope": rope_speed,
     "bench_attention": attention_speed,
+    "loss_curves": loss_curves,
+    "bench_ranks": ranks_idle,
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rank_tables import loss_curves, ranks_idle
 from training_tables import training_speed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -216,6 +217,8 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "bench_rope": rope_speed,
     "bench_attention": attention_speed,
     "bench_training": training_speed,
+    "loss_curves": loss_curves,
+    "bench_ranks": ranks_idle,
 }
 
 

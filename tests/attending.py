@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from padless.runtime import attention
-from padless.runtime.attention import backend, flash_attn_3, flash_attn_4, short
+from padless.runtime.attention import backend, choice, flash_attn_3, flash_attn_4, short
 
 
 def attend_slowly(
@@ -60,6 +59,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *libra
         return None if package in (*libraries, "triton") else f"{package} is not installed"
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for module in (attention, backend, flash_attn_3, flash_attn_4, short):
+    for module in (choice, backend, flash_attn_3, flash_attn_4, short):
         monkeypatch.setattr(module, "capability_of", lambda device: capability, raising=False)
         monkeypatch.setattr(module, "import_refusal", refusal, raising=False)

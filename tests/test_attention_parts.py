@@ -115,8 +115,8 @@ def test_where_our_kernels_are_never_passed_or_never_taken_rows_stay_whole(
 def test_auto_attends_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another table, on the CPU: sdpa_mask stands for our kernels."""
     first = Choice("short", mean_length=4)
-    monkeypatch.setattr(attention, "SHORT", first)
-    monkeypatch.setattr(attention, "AUTO", (first, Choice("sdpa")))
+    monkeypatch.setattr(attention.choice, "SHORT", first)
+    monkeypatch.setattr(attention.choice, "AUTO", (first, Choice("sdpa")))
     monkeypatch.setitem(BACKENDS, "short", BACKENDS["sdpa_mask"])
     lengths = [9, 5, 3, 1, 2, 4, 3, 3]
     q, k, v = (torch.randn(30, h, 8, dtype=torch.float64) for h in (6, 2, 2))

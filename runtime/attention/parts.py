@@ -39,7 +39,7 @@ def attend_in_parts(
 ) -> Tensor:
     """What backends give for each part of the row, one part behind the other."""
     sizes = [part.tokens for part, _ in parts]
-    slices = zip(*(x.split(sizes) for x in (q, k, v)), strict=True)
+    qs, ks, vs = (torch.split(x, sizes) for x in (q, k, v))
     return torch.cat(
-        [forward(*qkv, part, options) for (part, forward), qkv in zip(parts, slices, strict=True)]
+        [forward(q, k, v, part, options) for (part, forward), q, k, v in zip(parts, qs, ks, vs, strict=True)]
     )

@@ -80,7 +80,7 @@ ROWS = {
     "8 x 2,048 and 320 x 50, T=32,384": Row([2_048] * 8 + [50] * 320),
     **{
         f"alpaca-like, T=16,384, {heads.q}/{heads.k} of {heads.dim}": Row(
-            ALPACA, heads, ("short", "flash", "fused", "rope + flash")
+            ALPACA, heads, ("short", "flash", "fused", "rope + flash"), alone=True
         )
         for heads in SHAPES
     },

@@ -28,12 +28,14 @@ for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "UNSLOTH_DISABLE_STATISTI
 os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", os.path.join(tempfile.gettempdir(), "unsloth_compiled"))
 
 import unsloth  # noqa: E402, I001  before transformers, as it asks
+import datasets  # noqa: E402
 import torch  # noqa: E402
 from bench_results import Results  # noqa: E402
 from bench_training import GIB, WARM_UP, add_speed, case_of, parse  # noqa: E402
 from training_batches import Batch, streamed  # noqa: E402
-from training_clock import ON_GPU, Trainer, time_steps  # noqa: E402
+from training_clock import ON_GPU, Timed, Trainer, time_steps  # noqa: E402
 from training_models import make_model  # noqa: E402
+from unsloth.utils import flash_impl, hf_packed_attention  # noqa: E402
 from unsloth.utils.packing import enable_sample_packing  # noqa: E402
 
 TOKENS = 40_960
@@ -41,7 +43,7 @@ TOKENS = 40_960
 
 
 class Collator:
-    """What `enable_sample_packing` wraps: a batch as it comes."""
+    """A batch as it comes, for Unsloth to wrap."""
 
     def torch_call(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Ids, labels and positions [1, tokens]."""
@@ -64,10 +66,21 @@ def load(name: str, folder: Path, device: str, *, checkpointing: bool) -> Any:
     return model.train()
 
 
-def batches_of(model: Any, folder: Path, packs: int, device: str) -> Iterator[Batch]:
+def wrapped(model: Any, folder: Path) -> SimpleNamespace:
+    """What Unsloth does to TRL's trainer for `packing=True`: its collator, and attention while it trains."""
+    trainer = SimpleNamespace(
+        model=model,
+        data_collator=Collator(),
+        train_dataset=datasets.load_from_disk(str(folder)),
+        args=SimpleNamespace(),
+        train=lambda steps: steps(),
+    )
+    enable_sample_packing(model, trainer)
+    return trainer
+
+
+def batches_of(collator: Any, folder: Path, packs: int, device: str) -> Iterator[Batch]:
     """The stream of the packed arms, as Unsloth's collator gives it."""
-    collator = Collator()
-    enable_sample_packing(model, SimpleNamespace(data_collator=collator, args=SimpleNamespace()))
     for batch in streamed(folder, packs, device):
         inputs = collator.torch_call([batch.inputs | {"seq_lengths": batch.lengths}])
         # With a cache for generation it would attend across the sequences.
@@ -91,12 +104,19 @@ def main() -> None:
         print(f"  weights: {', '.join(sorted(kinds))}, {time.perf_counter() - began:.1f} s", flush=True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=ON_GPU)
         trainer = Trainer(model=model, optimizer=optimizer)
-        stream = batches_of(model, folder, options.packs, device)
-        first = time_steps(trainer, itertools.islice(stream, WARM_UP), WARM_UP, float("inf"))
-        print(f"  warm after {time.perf_counter() - began:.1f} s", flush=True)
-        if ON_GPU:
-            torch.cuda.reset_peak_memory_stats()
-        timed = time_steps(trainer, stream, options.steps, options.seconds)
+        unsloths = wrapped(model, folder)
+        stream = batches_of(unsloths.data_collator, folder, options.packs, device)
+
+        def steps(trainer: Trainer = trainer, stream: Iterator[Batch] = stream) -> tuple[Timed, Timed]:
+            first = time_steps(trainer, itertools.islice(stream, WARM_UP), WARM_UP, float("inf"))
+            if ON_GPU:
+                torch.cuda.reset_peak_memory_stats()
+            print(f"  warm; torch's flash attention: {flash_impl.FLASH_IMPL_STATE}", flush=True)
+            return first, time_steps(trainer, stream, options.steps, options.seconds)
+
+        first, timed = unsloths.train(steps)
+        print(f"  packed attention: {hf_packed_attention.HF_PACKED_ATTENTION_STATS}", flush=True)
+        print(f"  {time.perf_counter() - began:.1f} s in all", flush=True)
         add_speed(add, model, timed)
         add("first loss of all", first.first_loss)
         if ON_GPU:

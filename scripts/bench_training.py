@@ -12,6 +12,7 @@ bf16 with a fused AdamW and an update after every batch, on sequences of the sam
 own: one that runs out of memory says so, and the rest go on. The padded arms have run every shape before the
 clock starts (what the first time cost stands beside it), and their batches lie on the device; the packed ones
 stream. A row that is there already is not measured again without --fresh, so a run can be taken up again.
+Unsloth, which patches what the other arms use, has a script of its own: bench_unsloth.py.
 """
 
 from __future__ import annotations

@@ -40,8 +40,12 @@ class Batch:
     @property
     def lengths(self) -> list[int]:
         """Of its sequences; waits for the device."""
-        bounds = self.inputs.get("cu_seq_lens_q")
-        lengths = self.inputs["attention_mask"].sum(1) if bounds is None else bounds.diff()
+        if "packed_seq_lengths" in self.inputs:  # Unsloth's
+            lengths = self.inputs["packed_seq_lengths"]
+        elif "cu_seq_lens_q" in self.inputs:
+            lengths = self.inputs["cu_seq_lens_q"].diff()
+        else:
+            lengths = self.inputs["attention_mask"].sum(1)
         return [int(length) for length in lengths.tolist()]
 
     @property

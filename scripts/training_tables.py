@@ -42,7 +42,7 @@ def cases_of(rows: Rows) -> list[Case]:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         found.setdefault(row["case"], {}).setdefault(row["arm"], {})[row["metric"]] = row["value"]
-    kinds = ("padded", "transformers", "padless")
+    kinds = ("padded", "transformers", "unsloth", "padless")
 
     def place(arm: str) -> int:
         return next((number for number, kind in enumerate(kinds) if arm.startswith(kind)), len(kinds))
@@ -68,7 +68,7 @@ def derived(case: Case) -> str | None:
     peers = [
         f"{own[SPEED] / found[SPEED]:.2f} times `{arm}`"
         for arm, found in case.arms.items()
-        if arm.startswith("transformers") and SPEED in found
+        if arm.startswith(("transformers", "unsloth")) and SPEED in found
     ]
     if peers:
         told += f"; {', '.join(peers)}"

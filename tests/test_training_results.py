@@ -33,6 +33,7 @@ def rows(**arms: dict[str, float]) -> list[dict[str, Any]]:
         "padded": "padded, 8 rows",
         "wide": "padded, 32 rows",
         "peer": "transformers, sdpa",
+        "unsloth": "unsloth 1.0",
         "own": "padless",
     }
     about = {"hardware": "a GPU", "date": "2026-11-30"}
@@ -51,6 +52,14 @@ def test_a_gain_stands_beside_what_padding_alone_explains() -> None:
     assert "25.0% alone explains 4.00, so 1.50 times (1.25) is the rest" in told
     assert "1.50 times `transformers, sdpa`" in told
     assert "the same 4,000 tokens take 80% less" in told
+
+
+def test_every_padding_free_peer_is_held_against_and_stands_before_our_own() -> None:
+    measured = rows(own=OWN, unsloth=PEER | {"tokens a second": 9_600.0}, peer=PEER, padded=PADDED)
+    told = derived(cases_of(measured)[0])
+    assert told is not None and "1.50 times `transformers, sdpa`, 1.25 times `unsloth 1.0`" in told
+    table = training_speed(measured)
+    assert table.index("| padded") < table.index("| unsloth 1.0 |") < table.index("| padless |")
 
 
 def test_the_last_of_equal_measurements_stands() -> None:

@@ -56,7 +56,8 @@ GIB = 2**30
 def case_of(options: argparse.Namespace, folder: Path) -> str:
     """What arms are compared within."""
     again = {"on": True, "off": False, "auto": options.model in CHECKPOINTED}[options.checkpointing]
-    return f"{options.model}, {folder.name}" + (", checkpointed" if again else "")
+    adapted = f", LoRA {options.lora}" if options.lora else ""
+    return f"{options.model}{adapted}, {folder.name}" + (", checkpointed" if again else "")
 
 
 def label_of(name: str, options: argparse.Namespace) -> str:
@@ -103,11 +104,13 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         results.add(case, label, metric, value, unit)
 
     try:
-        model = make_model(options.model, device, checkpointing="checkpointed" in case)
+        again = case.endswith(", checkpointed")
+        model = make_model(options.model, device, checkpointing=again, lora=options.lora)
         short = packed(every[:3], device)
         how = arm.prepare(model, short, folder)
         label = f"{label}, {how}" if how else label
-        trainer = Trainer(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-6, fused=ON_GPU))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trainer = Trainer(model=model, optimizer=torch.optim.AdamW(trained, lr=1e-6, fused=ON_GPU))
         first, rest = batches_of(arm.form, batches, options, folder, device)
         print(f"  {label}: model and batches after {time.perf_counter() - began:.1f} s", flush=True)
         cold = time_steps(trainer, first, len(first), options.seconds)
@@ -204,6 +207,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30, help="of timed steps, at most")
     parser.add_argument("--limit", type=float, default=180, help="seconds of a whole arm, at most")
     parser.add_argument("--checkpointing", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--lora", type=int, default=0, help="the adapters' rank; 0 trains all weights")
     parser.add_argument("--fresh", action="store_true", help="measure what is there already again")
     parser.add_argument(
         "--output", type=Path, default=Path(__file__).parent / "results" / "bench_training.jsonl"

@@ -43,9 +43,9 @@ def _as_it_is(model: Any, short: Batch, folder: Path) -> str:
 def _peer(*, liger: bool) -> Callable[[Any, Batch, Path], str]:
     def prepare(model: Any, short: Batch, folder: Path) -> str:
         if liger:
-            from liger_kernel.transformers import _apply_liger_kernel_to_instance
+            from transformers.integrations.liger import apply_liger_kernel
 
-            _apply_liger_kernel_to_instance(model=model)  # what use_liger_kernel=True calls
+            apply_liger_kernel(model, None)  # what use_liger_kernel=True calls
         for name in PEER_ATTENTION:
             try:
                 model.set_attn_implementation(name)

@@ -43,13 +43,12 @@ from training_clock import (
     time_steps,
 )
 from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
+from training_tables import FULL, PLAIN, SPEED, is_done
 
 WARM_UP = 3
 """Steps of a packed arm before the clock starts."""
 PROFILED = 2
 """Steps whose kernels are timed one by one."""
-DONE = "tokens a second"
-FULL = "out of memory"
 GIB = 2**30
 
 
@@ -65,17 +64,6 @@ def label_of(name: str, options: argparse.Namespace) -> str:
     if ARMS[name].is_padded:
         return f"{name}, {options.rows} rows"
     return name if options.packs == 1 else f"{name}, {options.packs} packs"
-
-
-def is_done(case: str, label: str, path: Path) -> bool:
-    """Whether an arm has been measured, or found too large."""
-    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return any(
-        row["case"] == case
-        and row["metric"] in (DONE, FULL)
-        and (row["arm"] == label or row["arm"].startswith(f"{label}, "))
-        for row in rows
-    )
 
 
 def batches_of(
@@ -151,8 +139,8 @@ Add = Callable[..., None]
 
 def add_speed(add: Add, model: torch.nn.Module, timed: Timed) -> None:
     """Tokens, steps and what is derived from them."""
-    add(DONE, timed.tokens / timed.seconds, "/s")
-    add("tokens a second, without updates", timed.tokens / (timed.seconds - sum(timed.updates)), "/s")
+    add(SPEED, timed.tokens / timed.seconds, "/s")
+    add(PLAIN, timed.tokens / (timed.seconds - sum(timed.updates)), "/s")
     for metric, value in zip(("step, 10 %", "step", "step, 90 %"), percentiles(timed.steps), strict=True):
         add(metric, value * 1e3, "ms")
     add("steps", len(timed.steps))
@@ -223,11 +211,13 @@ def main() -> None:
     if options.here:
         run_arm(options.here, options, options.folder)
         return
+    rows = options.output.read_text().splitlines() if options.output.exists() else []
+    measured = [json.loads(row) for row in rows]
     wanted = [
         (name, folder)
         for folder in options.packed
         for name in options.arms
-        if options.fresh or not is_done(case_of(options, folder), label_of(name, options), options.output)
+        if options.fresh or not is_done(case_of(options, folder), label_of(name, options), measured)
     ]
     failed = []
     waiting = start(*wanted[0], options) if wanted else None

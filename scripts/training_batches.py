@@ -6,7 +6,7 @@ sequences in the same drawn order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def of_varlen(batch: VarlenBatch, device: str) -> Batch:
     return Batch(inputs=inputs, tokens=inputs["input_ids"].numel(), targets=batch.num_targets)
 
 
-def streamed(path: Path, packs: int, device: str) -> Iterator[Batch]:
+def streamed(path: Path, packs: int, device: str) -> Generator[Batch, None, None]:
     """An endless stream of packs, made in a thread and copied beside the step, as in training."""
     batches = Prefetch(PackedStream(path, packs_per_batch=packs, rank=0, world_size=1), device=device)
     while True:

@@ -42,6 +42,7 @@ from training_clock import (
     percentiles,
     time_steps,
 )
+from training_graph import GraphTrainer, one_shape
 from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
 from training_tables import FULL, PLAIN, SPEED, is_done
 
@@ -70,8 +71,8 @@ def batches_of(
     form: str, batches: list[list[Sequence]], options: argparse.Namespace, folder: Path, device: str
 ) -> tuple[list[Batch], Iterator[Batch]]:
     """Those to begin with, and those to be timed."""
-    if form == "packed":
-        stream = streamed(folder, options.packs, device)
+    if form in ("packed", "static"):
+        stream = (streamed if form == "packed" else one_shape)(folder, options.packs, device)
         return list(itertools.islice(stream, WARM_UP)), stream
     every = [padded(batch, device) for batch in batches[: options.steps]]
     return list({batch.shape: batch for batch in reversed(every)}.values())[::-1], iter(every)
@@ -98,9 +99,13 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         how = arm.prepare(model, short, folder)
         label = f"{label}, {how}" if how else label
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        trainer = Trainer(model=model, optimizer=torch.optim.AdamW(trained, lr=1e-6, fused=ON_GPU))
+        is_static = arm.form == "static"
+        optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=ON_GPU, capturable=is_static)
+        trainer = (GraphTrainer if is_static else Trainer)(model=model, optimizer=optimizer)
         first, rest = batches_of(arm.form, batches, options, folder, device)
         print(f"  {label}: model and batches after {time.perf_counter() - began:.1f} s", flush=True)
+        if isinstance(trainer, GraphTrainer):
+            trainer.capture(first[0])
         cold = time_steps(trainer, first, len(first), options.seconds)
         if arm.is_padded:
             seen = {batch.shape for batch in cold.batches}
@@ -121,10 +126,12 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         return
     same = (padded if arm.is_padded else packed)(widest(drawn(every, options.rows, grouped=False)), device)
     probes: list[Callable[[], None]] = [
-        lambda: add_host(add, trainer, short if arm.form == "packed" else first[0], timed)
+        lambda: add_host(add, trainer, first[0] if arm.is_padded else short, timed)
     ]
     if ON_GPU:
         probes += [lambda: add_idle(add, trainer, timed), lambda: add_memory(add, trainer, timed, same)]
+    if is_static:  # Python launches nothing, and the graph's memory is its own
+        probes = probes[1:2]
     for probe in probes:
         try:
             probe()

@@ -26,14 +26,15 @@ class Arm:
     """How one way to train begins."""
 
     form: str
-    """Of its batches: padded, grouped (padded, with others of like length) or packed."""
+    """Of its batches: padded, grouped (padded, with others of like length), packed, or static (packed, of one
+    shape, under a CUDA graph)."""
     prepare: Callable[[Any, Batch, Path], str]
     """Changes a model for it, given a short batch to try it on and the folder; says what was taken."""
 
     @property
     def is_padded(self) -> bool:
         """Whether its batches are padded."""
-        return self.form != "packed"
+        return self.form in ("padded", "grouped")
 
 
 def _as_it_is(model: Any, short: Batch, folder: Path) -> str:
@@ -61,7 +62,9 @@ def _peer(*, liger: bool) -> Callable[[Any, Batch, Path], str]:
     return prepare
 
 
-def _own(*, liger: bool = False, attention: str = "auto") -> Callable[[Any, Batch, Path], str]:
+def _own(
+    *, liger: bool | tuple[str, ...] = False, attention: str = "auto"
+) -> Callable[[Any, Batch, Path], str]:
     def prepare(model: Any, short: Batch, folder: Path) -> str:
         prepare_model(model, attention=attention, liger=liger, data=folder)
         return ""
@@ -78,4 +81,5 @@ ARMS = {
     "padless liger": Arm(form="packed", prepare=_own(liger=True)),
     "padless short": Arm(form="packed", prepare=_own(attention="short")),
     "padless liger short": Arm(form="packed", prepare=_own(liger=True, attention="short")),
+    "padless graph": Arm(form="static", prepare=_own(liger=("rms_norm", "mlp"), attention="flash")),
 }

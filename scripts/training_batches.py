@@ -36,13 +36,15 @@ class Batch:
     """Real ones."""
     targets: int
     """Trained ones."""
+    sequences: int | None = None
+    """How many there are, where what is filled up counts as more."""
 
     @property
     def lengths(self) -> list[int]:
         """Of its sequences; waits for the device."""
         bounds = self.inputs.get("cu_seq_lens_q")
         lengths = self.inputs["attention_mask"].sum(1) if bounds is None else bounds.diff()
-        return [int(length) for length in lengths.tolist()]
+        return [int(length) for length in lengths.tolist()[: self.sequences]]
 
     @property
     def computed(self) -> int:

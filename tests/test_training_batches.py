@@ -86,3 +86,17 @@ def test_a_stream_has_no_end_and_every_pack_in_each_pass(folder: Path) -> None:
     passes = [sorted(next(stream).tokens for _ in range(3)) for _ in range(2)]
     stream.close()
     assert passes[0] == passes[1] == sorted(sum(LENGTHS[at : at + 4]) for at in (0, 4, 8))
+
+
+def test_batches_of_one_shape_keep_what_is_filled_up_apart(folder: Path) -> None:
+    import training_graph
+
+    stream = training_graph.one_shape(folder, 1, "cpu")
+    batches = [next(stream) for _ in range(3)]
+    stream.close()
+    shapes = {(batch.shape, tuple(batch.inputs["cu_seq_lens_q"].shape)) for batch in batches}
+    assert shapes == {((1, 128), (6,))} and len({batch.inputs["max_length_q"] for batch in batches}) == 1
+    assert sorted(length for batch in batches for length in batch.lengths) == sorted(LENGTHS)
+    for batch in batches:
+        assert batch.tokens == sum(batch.lengths) < batch.computed
+        assert (batch.inputs["labels"][0, batch.tokens :] == -100).all()

@@ -6,7 +6,7 @@ sequences in the same drawn order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Batch:
     """Real ones."""
     targets: int
     """Trained ones."""
+    sequences: int | None = None
+    """How many there are, where what is filled up counts as more."""
 
     @property
     def lengths(self) -> list[int]:
@@ -46,7 +48,7 @@ class Batch:
             lengths = self.inputs["cu_seq_lens_q"].diff()
         else:
             lengths = self.inputs["attention_mask"].sum(1)
-        return [int(length) for length in lengths.tolist()]
+        return [int(length) for length in lengths.tolist()[: self.sequences]]
 
     @property
     def computed(self) -> int:
@@ -124,7 +126,7 @@ def of_varlen(batch: VarlenBatch, device: str) -> Batch:
     return Batch(inputs=inputs, tokens=inputs["input_ids"].numel(), targets=batch.num_targets)
 
 
-def streamed(path: Path, packs: int, device: str) -> Iterator[Batch]:
+def streamed(path: Path, packs: int, device: str) -> Generator[Batch, None, None]:
     """An endless stream of packs, made in a thread and copied beside the step, as in training."""
     batches = Prefetch(PackedStream(path, packs_per_batch=packs, rank=0, world_size=1), device=device)
     while True:

@@ -53,6 +53,16 @@ def cases_of(rows: Rows) -> list[Case]:
     ]
 
 
+def is_done(case: str, label: str, rows: Rows) -> bool:
+    """Whether an arm has been measured, or found too large; a label may be without what was taken for it."""
+    return any(
+        row["case"] == case
+        and row["metric"] in (SPEED, FULL)
+        and (row["arm"] == label or row["arm"].startswith(f"{label}, "))
+        for row in rows
+    )
+
+
 def derived(case: Case) -> str | None:
     """In words: the gain, what padding explains of it, and that over padding-free training."""
     if case.base is None or SPEED not in case.base or case.best is None:

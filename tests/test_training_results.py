@@ -12,7 +12,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import training_plots
-from training_tables import cases_of, derived, training_speed
+from training_tables import cases_of, derived, is_done, training_speed
 
 CASE = "qwen3-8b, mix"
 PADDED = {
@@ -71,6 +71,15 @@ def test_an_arm_without_room_is_told_and_not_derived_from() -> None:
     table = training_speed(rows(wide={"out of memory": 1}, own=OWN))
     assert "| padded, 32 rows | out of memory |" in table
     assert "is the rest" not in table
+
+
+def test_an_arm_is_measured_once() -> None:
+    measured = rows(padded=PADDED, wide={"out of memory": 1}, peer=PEER)
+    assert is_done(CASE, "padded, 8 rows", measured) and is_done(CASE, "padded, 32 rows", measured)
+    assert is_done(CASE, "transformers", measured)
+    assert not is_done(CASE, "transformers liger", measured) and not is_done(CASE, "padless", measured)
+    assert not is_done("qwen3-0.6b, mix", "transformers", measured)
+    assert not is_done(CASE, "padless", rows(own={"host": 3.0}))
 
 
 @pytest.mark.parametrize("draw", ["throughput", "epoch", "losses"])

@@ -24,6 +24,9 @@ from padless.runtime.model_families import Decoder, find_decoder
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2}
 """Largest deviation of a token's vector, as a share of its size; HALF_TOLERANCE for 16 bits."""
 HALF_TOLERANCE = 5e-2
+HALF_TOLERANCE_LAYERS = 12
+"""Up to so many layers. Rounding adds up with the root of their number: the 36 of an 8B model in bf16, random
+weights on an H200, came apart by just over 0.05."""
 SAME_SHAPES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """The same between runs of the same shapes; 16 bits round as far as ever where experts get other tokens."""
 LENGTHS = (9, 5, 12)
@@ -75,7 +78,8 @@ def _compare(
     tolerance: Mapping[torch.dtype, float],
 ) -> None:
     """See that the tokens of a span are the same in all layers, in the order of computation."""
-    allowed = tolerance.get(_dtype(decoder), HALF_TOLERANCE)
+    depth = max(1.0, len(decoder.layers) / HALF_TOLERANCE_LAYERS)
+    allowed = tolerance.get(_dtype(decoder), HALF_TOLERANCE * depth**0.5)
     for layer, one in these.items():
         a, b = one[slice(*span)], those[layer][slice(*span)]
         size = torch.maximum(a.norm(dim=-1), b.norm(dim=-1)).clamp(min=1e-30)
@@ -83,7 +87,7 @@ def _compare(
         if not apart <= allowed:
             raise IsolationError(
                 f"{_name(decoder)} does not keep packed sequences apart: in {layer} a token of {how} by "
-                f"{apart:.2g} of its size (at most {allowed:g} is rounding). {_advice(decoder, layer)}"
+                f"{apart:.2g} of its size (at most {allowed:.2g} is rounding). {_advice(decoder, layer)}"
             )
 
 

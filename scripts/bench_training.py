@@ -47,8 +47,9 @@ from training_graph import GraphTrainer, one_shape
 from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
 from training_tables import FULL, PLAIN, SPEED, is_done
 
-WARM_UP = 3
-"""Steps of a packed arm before the clock starts."""
+WARM_UP = 2
+"""Steps of a packed arm before the clock starts, after one with each shape of the packs AHEAD."""
+AHEAD = 12
 PROFILED = 2
 """Steps whose kernels are timed one by one."""
 GIB = 2**30
@@ -74,7 +75,9 @@ def batches_of(
     """Those to begin with, and those to be timed."""
     if form in ("packed", "static"):
         stream = (streamed if form == "packed" else one_shape)(folder, options.packs, device)
-        return list(itertools.islice(stream, WARM_UP)), stream
+        # Some of Liger's kernels are compiled for each number of tokens, and packs have a few.
+        seen = list(itertools.islice(stream, AHEAD))
+        return list({batch.shape: batch for batch in seen}.values()) + seen[:WARM_UP], stream
     every = [padded(batch, device) for batch in batches[: options.steps]]
     return list({batch.shape: batch for batch in reversed(every)}.values())[::-1], iter(every)
 

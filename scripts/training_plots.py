@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from readme_tables import RESULTS, read_rows
-from training_tables import BASE, SPEED, Case, cases_of
+from training_tables import BASE, SPEED, Case, cases_of, speed
 
 from padless.packer.charts import brief, ticks_to
 from padless.packer.page import text
@@ -60,16 +60,16 @@ def throughput(cases: Sequence[Case]) -> str:
     for case in cases:
         body += _words(8, y, f"{case.name}: real tokens a second", "mark")
         y += 8
-        most = max((found.get(SPEED, 0.0) for found in case.arms.values()), default=0.0) or 1.0
+        most = max((speed(found) for found in case.arms.values() if SPEED in found), default=1.0)
         for arm, found in case.arms.items():
-            speed = found.get(SPEED)
-            wide = (speed or 0) / most * (WIDTH - LEFT - 120)
+            tokens = speed(found) if SPEED in found else 0.0
+            wide = tokens / most * (WIDTH - LEFT - 120)
             kind = kind_of(arm)
             body += _words(LEFT - 8, y + 15, arm, anchor="end")
             body += f'<rect class="{kind}" x="{LEFT}" y="{y + 3}" width="{wide:.1f}" height="{ROW - 6}"/>'
-            words = "out of memory" if speed is None else f"{speed:,.0f}"
-            if speed is not None and case.base and case.base.get(SPEED):
-                words += f" ({speed / case.base[SPEED]:.1f} x)"
+            words = f"{tokens:,.0f}" if tokens else "out of memory"
+            if tokens and case.base is not None:
+                words += f" ({tokens / speed(case.base):.1f} x)"
             body += _words(LEFT + wide + 6, y + 15, words)
             y += ROW
         y += 24
@@ -120,9 +120,13 @@ def epoch(case: Case) -> str:
     assert case.base is not None and case.best is not None
     arms = {BASE: case.base, case.best: case.arms[case.best]}
     whole, body = case.base["tokens an epoch"], ""
-    for number, (unit, metric) in enumerate((("steps", "tokens a step"), ("seconds", SPEED))):
+    for number, unit in enumerate(("steps", "seconds")):
         curves = [
-            Curve(name=arm, kind=kind_of(arm), points=[(0.0, 0.0), (whole / found[metric], 1.0)])
+            Curve(
+                name=arm,
+                kind=kind_of(arm),
+                points=[(0.0, 0.0), (whole / (speed(found) if number else found["tokens a step"]), 1.0)],
+            )
             for arm, found in arms.items()
         ]
         y_ticks = [(share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
@@ -164,7 +168,7 @@ def main() -> None:
     pictures = {}
     if cases:
         pictures["throughput"] = throughput(cases)
-    if whole := [case for case in cases if case.base and SPEED in case.base and case.best]:
+    if whole := [case for case in cases if case.base and case.best]:
         pictures["epoch"] = epoch(whole[0])
     if rows := read_rows("loss_curves"):
         pictures["loss"] = losses(rows)

@@ -3,7 +3,8 @@
 Padding alone explains a gain of 1 / useful share of the padded arm: its other tokens are computed for
 nothing. What is more than that is the runtime's. The fastest arm of padless stands for it in what is derived
 here. Arms update after every batch, and those of packs are larger, so the gain without the optimizer's time
-stands beside the gain.
+stands beside the gain. Packs hold like numbers of tokens, so their speed is that of the median step, which a
+kernel that is compiled meanwhile does not change; padded batches differ, and theirs is that of all steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ Rows = Sequence[dict[str, Any]]
 BASE = "padded, 8 rows"
 SPEED, PLAIN, FULL = "tokens a second", "tokens a second, without updates", "out of memory"
 MEMORY = "activation memory, same sequences"
+PEERS = ("transformers", "unsloth")
+PACKED = 0.99
+"""Useful share from which on batches are packed and alike."""
+IDLE = 0.1
+"""Idle share of the device that is told of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +33,23 @@ class Case:
 
     @property
     def base(self) -> dict[str, float] | None:
-        """The padded arm that the others are held against."""
-        return self.arms.get(BASE)
+        """The padded arm that the others are held against, where it was measured."""
+        found = self.arms.get(BASE)
+        return found if found is not None and SPEED in found else None
 
     @property
     def best(self) -> str | None:
         """The fastest arm of padless."""
         own = [arm for arm, found in self.arms.items() if arm.startswith("padless") and SPEED in found]
-        return max(own, key=lambda arm: self.arms[arm][SPEED], default=None)
+        return max(own, key=lambda arm: speed(self.arms[arm]), default=None)
+
+
+def speed(found: dict[str, float], *, updates: bool = True) -> float:
+    """Real tokens a second of an arm; without its optimizer's time where `updates` is False."""
+    if found["useful"] < PACKED:
+        return found[SPEED if updates else PLAIN]
+    tokens, seconds = found["tokens a step"], found["step"] / 1e3
+    return tokens / (seconds if updates else seconds - tokens * (1 / found[SPEED] - 1 / found[PLAIN]))
 
 
 def cases_of(rows: Rows) -> list[Case]:
@@ -42,7 +57,7 @@ def cases_of(rows: Rows) -> list[Case]:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         found.setdefault(row["case"], {}).setdefault(row["arm"], {})[row["metric"]] = row["value"]
-    kinds = ("padded", "transformers", "unsloth", "padless")
+    kinds = ("padded", *PEERS, "padless")
 
     def place(arm: str) -> int:
         return next((number for number, kind in enumerate(kinds) if arm.startswith(kind)), len(kinds))
@@ -65,29 +80,30 @@ def is_done(case: str, label: str, rows: Rows) -> bool:
 
 def derived(case: Case) -> str | None:
     """In words: the gain, what padding explains of it, and that over padding-free training."""
-    if case.base is None or SPEED not in case.base or case.best is None:
+    if case.best is None:
         return None
-    own = case.arms[case.best]
-    gain, explained = own[SPEED] / case.base[SPEED], 1 / case.base["useful"]
-    plain = own[PLAIN] / case.base[PLAIN]
-    told = (
-        f"- {case.name}: `{case.best}` trains {gain:.2f} times the tokens of `{BASE}` a second ({plain:.2f} "
-        f"without the optimizer's time); its useful share of {case.base['useful']:.1%} alone explains "
-        f"{explained:.2f}, so {gain / explained:.2f} times ({plain / explained:.2f}) is the rest"
-    )
-    peers = [
-        f"{own[SPEED] / found[SPEED]:.2f} times `{arm}`"
-        for arm, found in case.arms.items()
-        if arm.startswith(("transformers", "unsloth")) and SPEED in found
-    ]
-    if peers:
-        told += f"; {', '.join(peers)}"
-    if MEMORY in own and MEMORY in case.base:
-        told += (
-            f"; activations of the same {own['tokens, same sequences']:,.0f} tokens take "
-            f"{1 - own[MEMORY] / case.base[MEMORY]:.0%} less"
+    own, told = case.arms[case.best], []
+    if case.base is not None:
+        explained = 1 / case.base["useful"]
+        gain, plain = (speed(own, updates=on) / speed(case.base, updates=on) for on in (True, False))
+        told.append(
+            f"{gain:.2f} times the tokens of `{BASE}` a second ({plain:.2f} without the optimizer's time); "
+            f"its useful share of {case.base['useful']:.1%} alone explains {explained:.2f}, so "
+            f"{gain / explained:.2f} times ({plain / explained:.2f}) is the rest"
         )
-    return told + "."
+        if case.base.get("idle", 0) > IDLE:
+            told.append(f"the GPU waits for Python for {case.base['idle']:.0%} of the padded arm's time")
+    told += [
+        f"{speed(own) / speed(found):.2f} times `{arm}`"
+        for arm, found in case.arms.items()
+        if arm.startswith(PEERS) and SPEED in found
+    ]
+    if case.base is not None and MEMORY in own and MEMORY in case.base:
+        less = 1 - own[MEMORY] / case.base[MEMORY]
+        told.append(
+            f"activations of the same {own['tokens, same sequences']:,.0f} tokens take {less:.0%} less"
+        )
+    return f"- {case.name}: `{case.best}` trains {'; '.join(told)}." if told else None
 
 
 def training_speed(rows: Rows) -> str:
@@ -115,15 +131,15 @@ def _cells(found: dict[str, float], base: dict[str, float] | None) -> list[str]:
     def cell(metric: str, form: str) -> str:
         return format(found[metric], form) if metric in found else "-"
 
-    of_base = found[SPEED] / base[SPEED] if base is not None and SPEED in base else None
+    of_base = None if base is None else speed(found) / speed(base)
     low, middle, high = (found[metric] for metric in ("step, 10 %", "step", "step, 90 %"))
     return [
-        f"{found[SPEED]:,.0f}",
+        f"{speed(found):,.0f}",
         "-" if of_base is None else f"{of_base:.2f} x",
         f"{middle:,.0f} ms, {low:,.0f} to {high:,.0f}",
         cell("useful", ".1%"),
-        cell("MFU", ".1%"),
-        cell("idle", ".1%"),
+        f"{found['MFU'] * speed(found) / found[SPEED]:.1%}" if "MFU" in found else "-",
+        f"{max(0.0, found['idle']):.1%}" if "idle" in found else "-",
         f"{cell('peak memory', '.0f')} GiB" if "peak memory" in found else "-",
         f"{cell(MEMORY, '.1f')} GiB" if MEMORY in found else "-",
     ]

@@ -59,7 +59,7 @@ def test_every_padding_free_peer_is_held_against_and_stands_before_our_own() -> 
         own=OWN, unsloth=PEER | {"tokens a second": 9_600.0, "step": 16e6 / 9_600}, peer=PEER, padded=PADDED
     )
     told = derived(cases_of(measured)[0])
-    assert told is not None and "1.50 times `transformers, sdpa`, 1.25 times `unsloth 1.0`" in told
+    assert told is not None and "1.50 times `transformers, sdpa`; 1.25 times `unsloth 1.0`" in told
     table = training_speed(measured)
     assert table.index("| padded") < table.index("| unsloth 1.0 |") < table.index("| padless |")
 

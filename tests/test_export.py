@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from packed import Folder, Seq, write_folder
 
 from padless.packer.errors import InputError
 from padless.packer.export import ExportConfig, check_export, export
-from padless.packer.exports import EXPORTS, target_of
+from padless.packer.exports import EXPORTS, rows, target_of
 from padless.packer.tokenizer_files import read_files
 from padless.runtime.reader import PackedReader
 
@@ -30,6 +31,8 @@ MASKLESS = {"megatron"}
 """Forms without a place for a loss mask."""
 FILLED_APART = {"torchtune"}
 """Forms whose filling is one more sequence."""
+FILLED = ("automodel", "llamafactory", "torchtitan", "torchtune")
+"""Forms whose rows are all of one length."""
 
 
 def test_every_form_has_a_reader_here() -> None:
@@ -58,14 +61,16 @@ def folders(draw: st.DrawFn, *, masked: bool) -> Folder:
 
 @pytest.mark.parametrize("to", READERS)
 def test_a_form_gives_back_every_token_and_label(to: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    @given(folders(masked=to not in MASKLESS), st.sampled_from([1, 2**20]))
+    @given(folders(masked=to not in MASKLESS), st.sampled_from([1, 2**20]), st.sampled_from([1, 2 * LENGTH]))
     @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    def check(folder: Folder, shard_size: int) -> None:
+    def check(folder: Folder, shard_size: int, filled: int) -> None:
         root = tmp_path_factory.mktemp("export")
         write_folder(root / "packed", folder)
-        found = export(
-            ExportConfig(folder=str(root / "packed"), to=to, output=str(root / "out"), shard_size=shard_size)
+        config = ExportConfig(
+            folder=str(root / "packed"), to=to, output=str(root / "out"), shard_size=shard_size
         )
+        with patch.object(rows, "FILLED_TOKENS", filled):
+            found = export(config)
         assert found.packs == len(folder.packs) and found.sequences == sum(map(len, folder.packs))
         assert check_export(str(root / "out")) == []
         want = []
@@ -323,6 +328,35 @@ def test_by_a_plan_packs_come_as_it_says(tmp_path: Path) -> None:
     assert {len(row["input_ids"]) for row in arrow_rows(tmp_path / "rows")} == {16}
     rows = [sorted(map(str, arrow_rows(tmp_path / name))) for name in ("plain", "planned")]
     assert rows[0] == rows[1] and len(rows[0]) == 6
+
+
+@pytest.mark.parametrize("to", FILLED)
+@pytest.mark.parametrize("plan", [[], ["--plan", "own"]], ids=["as stored", "by a plan"])
+def test_short_packs_are_filled_up_a_few_at_a_time(
+    to: str, plan: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record batch of them, filled up at once, was fifty times the memory of its tokens."""
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": f"word {n}"}) + "\n" for n in range(20)))
+    words = (
+        "--tokenizer",
+        TOKENIZER,
+        "--max-length",
+        64,
+        "--strategy",
+        "none",
+        "--output",
+        tmp_path / "packed",
+    )
+    assert pack("build", data, *words).code == 0
+    assert pack("repack", tmp_path / "packed", "--plan-only", "own", "--strategy", "none").code == 0
+    monkeypatch.setattr(rows, "FILLED_TOKENS", 3 * 64)
+    run = pack("export", tmp_path / "packed", "--to", to, *plan, "--output", tmp_path / "out")
+    assert run.code == 0 and "of the rows are tokens" in (tmp_path / "out" / "README.md").read_text()
+    (file,) = (tmp_path / "out").glob("*.arrow")
+    batches = [batch.num_rows for batch in pa.ipc.open_stream(file.read_bytes())]
+    assert batches == [3, 3, 3, 3, 3, 3, 2]
+    assert {len(next(iter(row.values()))) for row in arrow_rows(tmp_path / "out")} == {64}
 
 
 @pytest.mark.parametrize("to", EXPORTS)

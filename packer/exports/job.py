@@ -26,6 +26,8 @@ from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
 """Packs to the columns of a target, all of one number of rows."""
+WASTEFUL = 0.5
+"""The share of tokens in rows of one length below which the user is told."""
 
 
 @dataclass(kw_only=True)
@@ -81,14 +83,16 @@ class Job:
                 return found
         return 0
 
-    def rows(self, *, flat: bool = False) -> Iterator[Rows]:
+    def rows(self, *, flat: bool = False, width: int | None = None) -> Iterator[Rows]:
         """The folder's packs, counted; `flat`: a little at a time, for files without rows.
+
+        `width`: as many at a time as may be filled up to it.
 
         Raises InputError for what would train differently in this form.
         """
         if not self.further_columns:
             self.refuse_images()
-        for rows in rows_of(self.reader, flat=flat):
+        for rows in rows_of(self.reader, flat=flat, width=width):
             if not self.further_columns:
                 self._check_weights(rows)
             yield rows
@@ -145,13 +149,22 @@ class Job:
             file.write(content)
             self.keep(file, name)
 
-    def arrow(self, convert: Convert, *, split: str = "train") -> None:
-        """A folder for `datasets.load_from_disk`: Arrow stream files with one row a list."""
-        self._tables(convert, "data-{:05d}.arrow", lambda sink, schema: pa.ipc.new_stream(sink, schema))
+    def arrow(self, convert: Convert, *, width: int | None = None) -> None:
+        """A folder for `datasets.load_from_disk`: Arrow stream files with one row a list.
+
+        `width`: what `convert` fills packs up to, if it does.
+        """
+        self._tables(convert, "data-{:05d}.arrow", pa.ipc.new_stream, width)
+        share = self.counts["tokens"] / (self.counts["packs"] * (width or 1))
+        if width is not None and share < WASTEFUL:
+            self.notes.append(
+                f"{share:.1%} of the rows are tokens, the rest fills packs up to {width:,}; "
+                "`pack-dataset repack` to a shorter --max-length, or with another --strategy, spares it."
+            )
         types = {field.name: field.type for field in self._schema}
         files = [file.file for file in self.files if file.file.endswith(".arrow")]
         self.bytes("dataset_info.json", dataset_info(types))
-        self.bytes("state.json", state(files, self.reader.manifest.plan_hash, split))
+        self.bytes("state.json", state(files, self.reader.manifest.plan_hash, "train"))
 
     def parquet(self, convert: Convert, name: str = "data-{:05d}.parquet") -> None:
         """Parquet files with one row a list; `name` has a place for their number."""
@@ -159,7 +172,13 @@ class Job:
 
         self._tables(convert, name, lambda sink, schema: pq.ParquetWriter(sink, schema, compression="zstd"))
 
-    def _tables(self, convert: Convert, name: str, start: Callable[[Any, pa.Schema], Any]) -> None:
+    def _tables(
+        self,
+        convert: Convert,
+        name: str,
+        start: Callable[[Any, pa.Schema], Any],
+        width: int | None = None,
+    ) -> None:
         """Files of at most `shard_bytes`, cut between batches; one file where there is nothing to write."""
         number = 0
         with ExitStack() as stack:
@@ -173,7 +192,7 @@ class Job:
                 stack.close()
 
             try:
-                for rows in self.rows():
+                for rows in self.rows(width=width):
                     columns = convert(rows)
                     batch = pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
                     if opened is not None and opened[0].size + batch.nbytes > self.shard_bytes:

@@ -25,7 +25,7 @@ def _write(job: Job) -> None:
             "labels": matrix_array(rows.padded(rows.labels, width, IGNORE_INDEX)),
         }
 
-    job.arrow(columns)
+    job.arrow(columns, width=width)
 
 
 TARGET = Target(

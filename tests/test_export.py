@@ -285,7 +285,7 @@ def test_a_failed_export_leaves_nothing(
 
     monkeypatch.setattr(Job, "bytes", fail)
     run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
-    assert run.code == 2 and "disk is full" in run.err
+    assert run.code == 2 and "disk is full" in run.err and "it begins anew" in run.err
     assert os.listdir(tmp_path) == ["packed"]
 
 
@@ -294,6 +294,63 @@ def test_leftovers_of_a_killed_run_are_no_matter(packed: Path, tmp_path: Path) -
     (tmp_path / ".out.export" / ".data-00000.arrow.tmp").write_bytes(b"half")
     assert pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out").code == 0
     assert sorted(os.listdir(tmp_path)) == ["out", "packed"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_followed_and_stays(packed: Path, tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "disk").mkdir()
+    if exists:
+        (tmp_path / "disk" / "rows").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "rows")
+    words = ("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
+    assert "written in" in pack(*words).out and "is there already" in pack(*words).out
+    assert (tmp_path / "out").is_symlink() and os.listdir(tmp_path / "disk") == ["rows"]
+    assert pack(*words, "--force", "--shard-size", 1).code == 0
+    assert sorted(os.listdir(tmp_path)) == ["disk", "out", "packed"]
+    assert check_export(str(tmp_path / "disk" / "rows")) == []
+
+
+@pytest.mark.parametrize("where", ["packed/rows", "packed/plans/deep/rows", "link/rows"])
+def test_a_packed_folder_is_given_nothing_that_builds_do_not_write(
+    packed: Path, tmp_path: Path, where: str
+) -> None:
+    """A second build, or repack, would refuse the folder for what lies in it."""
+    (tmp_path / "link").symlink_to(packed)
+    before = sorted(packed.iterdir())
+    run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / where)
+    assert run.code == 2 and "give a folder beside it" in run.err
+    assert sorted(packed.iterdir()) == before
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_the_current_folder_is_not_replaced(
+    packed: Path, tmp_path: Path, force: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run = pack("export", packed, "--to", "unpacked", "--output", ".", *force)
+    assert run.code == 2 and "the current folder" in run.err and "rows" in run.err
+    assert pack("export", packed, "--to", "unpacked", "--output", "./rows").code == 0
+    monkeypatch.chdir(tmp_path / "here" / "rows")
+    assert "is there already" in pack("export", packed, "--to", "unpacked", "--output", ".").out
+
+
+def test_a_mount_is_refused_before_any_work(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be renamed: the export would be written whole, and lost."""
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path / "out"))
+    run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
+    assert run.code == 2 and "where a disk is mounted" in run.err
+    assert sorted(os.listdir(tmp_path)) == ["out", "packed"]
+
+
+def test_a_record_that_lists_no_files_is_somebody_elses(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "export.json").write_text('{"format": "padless-export"}')
+    run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out", "--force")
+    assert run.code == 2 and "no export of padless wrote" in run.err
 
 
 def test_changed_files_are_found(packed: Path, tmp_path: Path) -> None:
@@ -366,4 +423,4 @@ def test_every_form_says_how_to_use_it(to: str, packed: Path, tmp_path: Path) ->
     if to in READERS and to not in MASKLESS:
         pack("export", packed, "--to", to, "--output", tmp_path / "out")
         readme = (tmp_path / "out" / "README.md").read_text()
-        assert str(tmp_path / "out") in readme and "{output}" not in readme
+        assert f'"{tmp_path / "out"}' in readme and "{output}" not in readme

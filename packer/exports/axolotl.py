@@ -26,7 +26,7 @@ TARGET = Target(
     "further columns; `axolotl.yaml`",
     how="""```yaml
 datasets:
-  - path: {output}
+  - path: "{output}"
     type:            # empty: the rows are tokenized
 sequence_len: ...    # in axolotl.yaml
 sample_packing: true

@@ -30,7 +30,7 @@ TARGET = Target(
     how="""```yaml
 dataset:
   _component_: padless.runtime.trainers.torchtune.PackedFolder
-  source: {output}
+  source: "{output}"
   packed: True
 ```
 

@@ -103,25 +103,28 @@ def rope_speed(rows: Rows) -> str:
         value = last.get((case, arm, metric))
         return "-" if value is None else f"{value:,.1f}{unit}" if unit else f"{value:.1%}"
 
-    peers = ("Liger", "HF compiled", "HF eager")
-    lines = [
-        "| forward | padless | of a copy | launched from Python | Liger | HF compiled | HF eager |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    def measured(*arms: str, metric: str) -> list[str]:
+        return [arm for arm in arms if any(key[1:] == (arm, metric) for key in last)]
+
+    peers = measured("Liger", "Unsloth", "HF compiled", "HF eager", metric="of copy")
+    head = ("forward", "padless", "of a copy", "launched from Python", *peers)
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     own = "padless cu_seqlens"
     for case in cases:
         if (case, own, "graph") in last:
             mine = (cell(case, own, "graph"), cell(case, own, "of copy", ""), cell(case, own, "eager"))
             theirs = (f"{cell(case, peer, 'graph')} / {cell(case, peer, 'eager')}" for peer in peers)
             lines.append(f"| {' | '.join((case, *mine, *theirs))} |")
-    lines += ["", "| forward and backward | padless | HF compiled | HF eager |", "|---|---|---|---|"]
+    normed = ("padless", "Unsloth frozen", "Unsloth trained", "HF compiled", "HF eager")
+    arms = measured(*normed, metric="both ways graph")
+    lines += ["", f"| forward and backward | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
     for case in cases:
         if (case, "padless", "both ways graph") in last:
-            times = (cell(case, arm, "both ways graph") for arm in ("padless", *peers[1:]))
+            times = (cell(case, arm, "both ways graph") for arm in arms)
             lines.append(f"| {' | '.join((case, *times))} |")
     told = rows[-1]
-    wanted = ("torch", "triton", "transformers", "liger-kernel")
-    versions = ", ".join(f"{name} {told['versions'][name]}" for name in wanted)
+    wanted = ("torch", "triton", "transformers", "liger-kernel", "unsloth")
+    versions = ", ".join(f"{name} {told['versions'][name]}" for name in wanted if name in told["versions"])
     return "\n".join([*lines, "", f"{told['hardware']}; {versions}; {told['date']}."])
 
 

@@ -50,10 +50,16 @@ def _check_one_sequence(row: Mapping[str, Any]) -> None:
     Taken for one sequence, a pack would train on tokens of strangers, and padding on nothing at all.
     """
     positions, mask = row.get("position_ids"), row.get("attention_mask")
-    if isinstance(positions, list) and 0 in positions[1:]:
+    if isinstance(positions, list) and positions != list(range(len(positions))):
+        if 0 in positions[1:]:
+            raise RecordError(
+                f"position_ids begins anew at place {positions.index(0, 1)}: the row is a pack of several "
+                "sequences, or filled up. Give one record for each sequence, with its tokens alone"
+            )
+        place, other = next((place, value) for place, value in enumerate(positions) if value != place)
         raise RecordError(
-            f"position_ids begins anew at place {positions.index(0, 1)}: the row is a pack of several "
-            "sequences, or filled up. Give one record for each sequence, with its tokens alone"
+            f"position_ids has {other} at place {place}: packs count each sequence from 0, and nothing would "
+            "be left of other positions. Leave the column out where the usual ones are meant"
         )
     if isinstance(mask, list) and mask.count(1) != len(mask):
         place, other = next((place, value) for place, value in enumerate(mask) if value != 1)
@@ -106,14 +112,17 @@ def _with_labels(row: Mapping[str, Any], columns: Columns) -> Tokens:
                     f"each the token itself or {IGNORED}"
                 )
         return Tokens(ids, labels)
+    masks = {}
     for role in MASKS:
         name = columns.find(row, role)
         if name is not None and row[name] is not None:
-            mask = row[name]
+            mask = masks[name] = row[name]
             if not isinstance(mask, list) or not all(item in (0, 1) for item in mask):
                 raise RecordError(f"{name} must be a list of 0 and 1 (or true and false)")
             _as_long(mask, name, ids)
-            return Tokens(ids, [t if m else IGNORED for t, m in zip(ids, mask, strict=True)])
+    if masks:  # what all of them train, as in TRL
+        trained = map(all, zip(*masks.values(), strict=True))
+        return Tokens(ids, [token if is_one else IGNORED for token, is_one in zip(ids, trained, strict=True)])
     return Tokens(ids, None)
 
 

@@ -46,7 +46,7 @@ from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
 
 WARM_UP = 3
 """Steps of a packed arm before the clock starts."""
-PROFILED = 3
+PROFILED = 2
 """Steps whose kernels are timed one by one."""
 DONE = "tokens a second"
 FULL = "out of memory"
@@ -94,7 +94,8 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
     results = Results(bench="bench_training", path=options.output)
     every = sequences_of(folder)
     batches = drawn(every, options.rows, grouped=arm.form == "grouped")
-    sys.stdin.readline()
+    if not sys.stdin.readline():  # whoever started it has gone
+        return
     began = time.perf_counter()
     device = "cuda" if ON_GPU else "cpu"
 
@@ -112,12 +113,13 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         cold = time_steps(trainer, first, len(first), options.seconds)
         if arm.is_padded:
             seen = {batch.shape for batch in cold.batches}
-            rest = (batch for batch in rest if batch.shape in seen)
+            rest = itertools.cycle([batch for batch in rest if batch.shape in seen])
         print(f"  {label}: warm after {time.perf_counter() - began:.1f} s", flush=True)
         if ON_GPU:
             torch.cuda.reset_peak_memory_stats()
         timed = time_steps(trainer, rest, options.steps, options.seconds)
         add_speed(add, model, timed)
+        add("tokens an epoch", sum(len(ids) for ids, _ in every))
         if arm.is_padded:
             add("tokens a second, cold", cold.tokens / cold.seconds, "/s")
         if ON_GPU:
@@ -177,7 +179,7 @@ def add_idle(add: Add, trainer: Trainer, timed: Timed) -> None:
 
 
 def add_memory(add: Add, trainer: Trainer, timed: Timed, same: Batch) -> None:
-    """Activations of an own step, and of the sequences of the widest padded batch, in either form."""
+    """Activations of the sequences of the widest padded batch, in either form, and of an own step."""
     own = max(timed.batches, key=lambda batch: batch.computed)
     for metric, batch in ((", same sequences", same), ("", own)):
         add(f"activation memory{metric}", activation_bytes(trainer, batch) / GIB, "GiB")

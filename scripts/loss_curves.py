@@ -5,9 +5,9 @@
 Every arm trains the same small Qwen3 from the same weights, on the same packs in the same order, with the
 same AdamW: a step is a pack's sequences, its loss their sum over the pack's trained tokens. `one by one` runs
 each sequence alone through transformers' own model and adds up the gradients; `packed` is one call of a
-prepared model. Two right ways differ by rounding, and training makes that grow: how far `one by one` comes
-apart from itself under another attention kernel (`one by one, eager`) is what rounding alone does. `mixed` is
-the packed row without its boundaries: what curves look like where sequences see each other.
+prepared model. Two right ways differ by rounding, and training makes that grow: how far two ways without
+packing come apart, under another kernel (`one by one, eager`) or as rows of one batch (`padded`), is what
+rounding alone does. `mixed` is the packed row without its boundaries: sequences that see each other.
 
 bf16 is autocast over float32 weights, as in transformers' Trainer; fp32 is without TF32. An arm is two rows
 of the results, "loss" and "gradient norm" (before it is clipped to 1): `values` has a number for each step,
@@ -37,7 +37,7 @@ from padless.runtime.varlen_batch import VarlenBatch
 SIZES = {"tiny": (64, 128, 2, 4, 2, 16), "small": (512, 1536, 4, 8, 4, 64)}
 """Hidden, MLP, layers, heads, heads of k and v, head size."""
 REFERENCE = "one by one"
-ARMS = (REFERENCE, "one by one, eager", "packed", "mixed")
+ARMS = (REFERENCE, "packed", "one by one, eager", "padded", "mixed")
 WARM_UP = 20
 """Steps over which the learning rate rises."""
 
@@ -95,10 +95,24 @@ def calls(arm: str, batch: VarlenBatch, device: torch.device) -> Iterator[dict[s
         yield batch.to(device).model_inputs()
         return
     ids, labels = (batch[name].to(device) for name in ("input_ids", "labels"))
-    bounds = [0, ids.shape[1]] if arm == "mixed" else batch["cu_seq_lens_q"].tolist()
-    for start, end in zip(bounds, bounds[1:], strict=False):
-        if (batch["labels"][:, start + 1 : end] != IGNORE_INDEX).any():
-            yield {"input_ids": ids[:, start:end], "labels": labels[:, start:end], "use_cache": False}
+    bounds = batch["cu_seq_lens_q"]
+    if arm == "mixed":
+        yield {"input_ids": ids, "labels": labels, "use_cache": False}
+    elif arm == "padded":
+        lengths = bounds.diff()
+        row, filled = pad_rows(ids, lengths, 0), pad_rows(labels, lengths, IGNORE_INDEX)
+        mask = pad_rows(torch.ones_like(ids), lengths, 0)
+        yield {"input_ids": row, "labels": filled, "attention_mask": mask, "use_cache": False}
+    else:
+        for start, end in itertools.pairwise(bounds.tolist()):
+            if (batch["labels"][:, start + 1 : end] != IGNORE_INDEX).any():
+                yield {"input_ids": ids[:, start:end], "labels": labels[:, start:end], "use_cache": False}
+
+
+def pad_rows(row: torch.Tensor, lengths: torch.Tensor, value: int) -> torch.Tensor:
+    """The sequences of a row [1, T] as rows of their own, filled up to the longest."""
+    parts = row[0].split(lengths.tolist())
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=value)
 
 
 def train(arm: str, setting: Setting) -> Curves:

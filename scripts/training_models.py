@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 MODELS = {
     # hidden, MLP, layers, heads, KV heads, head size, vocabulary
@@ -28,8 +29,6 @@ PEAK = 989e12
 
 def make_model(name: str, device: str, *, checkpointing: bool) -> Any:
     """That size, bf16 on a GPU and fp32 elsewhere; the same weights for every arm."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     torch.manual_seed(0)
     hidden, mlp, layers, heads, kv_heads, head_dim, vocabulary = MODELS[name]
     config = Qwen3Config(

@@ -43,6 +43,7 @@ __all__ = [
     "attend",
     "boundaries_of",
     "choose",
+    "request_of",
     "varlen_attention",
 ]
 
@@ -168,7 +169,7 @@ def _checked(
     check_inputs(q, k, v, boundaries.cu_seqlens, options)
     if q.shape[0] == 0:
         return _empty
-    name = choose(_request(q, k, v, boundaries, options), backend)
+    name = choose(request_of(q, k, v, boundaries, options), backend)
     chosen = BACKENDS[name]
     if torch.compiler.is_compiling() and not chosen.traceable:
         return partial(forward_opaque, name)
@@ -179,7 +180,8 @@ def _empty(q: Tensor, *_: object) -> Tensor:
     return torch.empty_like(q)
 
 
-def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Request:
+def request_of(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Request:
+    """A call without its tensors."""
     sinks = options.sinks
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     wanted = wanted or (sinks is not None and sinks.requires_grad)

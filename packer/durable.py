@@ -51,13 +51,13 @@ class WriteOnly:
 class DurableFile(WriteOnly):
     """A file under a temporary name: hashed as it is written, then fsynced and renamed, or removed."""
 
-    def __init__(self, folder: str, name: str, *, direct: bool = False) -> None:
-        """`direct`: past the page cache, where the file system can."""
+    def __init__(self, folder: str, name: str, *, direct: bool = False, blocks: bool = False) -> None:
+        """`direct`: past the page cache, where the file system can. `blocks`: they have checksums too."""
         self.folder = folder
         self.path = os.path.join(folder, f".{name}.tmp")
         self.size = 0
         self.closed = False
-        self._hasher = BlockHasher()
+        self._hasher = BlockHasher(blocks=blocks)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self._blocks: list[memoryview] = []
         self._filled = 0
@@ -146,7 +146,7 @@ class DurableFile(WriteOnly):
 
     @property
     def block_checksums(self) -> str:
-        """Those of the committed file's blocks, as a manifest has them of a shard."""
+        """Those of the committed file's blocks, which were asked for, as a manifest has them of a shard."""
         return self._hasher.block_checksums
 
     def commit(self, name: Callable[[str], str]) -> FileInfo:

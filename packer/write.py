@@ -116,7 +116,7 @@ def write_shard(
     tokens = 0
     name = f"shard-{number:05d}"
     unfinished = f"{name}-{attempt}" if attempt else name
-    with DurableFile(folder, unfinished, direct=True) as file:
+    with DurableFile(folder, unfinished, direct=True, blocks=True) as file:
         late = LateFile(file)
         with pa.ipc.new_stream(pa.PythonFile(late, mode="w"), schema, options=options) as stream:
             for start, stop in batches:

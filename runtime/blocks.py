@@ -25,9 +25,11 @@ _READ_AT_A_TIME = 8 << 20
 class BlockHasher:
     """The checksums of a file that is written or read from its start to its end: whole, and by blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, blocks: bool = True) -> None:
+        """Without `blocks` the whole file's alone."""
         import xxhash
 
+        self._has_blocks = blocks
         self._whole = xxhash.xxh3_128()
         self._block = xxhash.xxh3_64()
         self._left = BLOCK_BYTES
@@ -35,6 +37,9 @@ class BlockHasher:
 
     def update(self, data: memoryview) -> None:
         """Go on with the file's next bytes."""
+        if not self._has_blocks:
+            self._whole.update(data)
+            return
         while len(data):
             piece = data[: min(self._left, _HASHED_AT_A_TIME)]
             self._whole.update(piece)

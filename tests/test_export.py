@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,7 +22,7 @@ from packed import Folder, Seq, write_folder
 
 from padless.packer.errors import InputError
 from padless.packer.export import ExportConfig, check_export, export
-from padless.packer.exports import EXPORTS, rows, target_of
+from padless.packer.exports import EXPORTS, boundary_lines, rows, target_of
 from padless.packer.tokenizer_files import read_files
 from padless.runtime.reader import PackedReader
 
@@ -367,6 +369,21 @@ def test_changed_files_are_found(packed: Path, tmp_path: Path) -> None:
 def test_unknown_forms_are_named(packed: Path, tmp_path: Path) -> None:
     run = pack("export", packed, "--to", "tfrecord", "--output", tmp_path / "out")
     assert run.code == 2 and "tfrecord" in run.err and "torchtune" in run.err
+
+
+@given(
+    st.lists(st.integers(1, 3), max_size=40),
+    st.sampled_from([0, 7, 98, 99_980, 10**8 - 20, 2**40]),
+    st.sampled_from([2, 3, 8192]),
+)
+@settings(max_examples=80, deadline=None)
+def test_boundaries_are_the_lines_that_a_csv_writer_gives(lengths: list[int], first: int, chunk: int) -> None:
+    ends = np.cumsum([first + 1, *lengths], dtype=np.int64)
+    lines = "".join(f"{start},{end}\n" for start, end in pairwise([0, *ends.tolist()])).encode()
+    with patch.object(boundary_lines, "_LINES", chunk), patch.object(boundary_lines, "_STORED", 7 * chunk):
+        pieces = list(boundary_lines.boundary_lines(ends))
+        assert b"".join(pieces) == lines
+        assert gzip.decompress(b"".join(boundary_lines.stored_gzip(pieces))) == lines
 
 
 def test_by_a_plan_packs_come_as_it_says(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import json
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from building import DEMO, TOKENIZER, built, pack
+from building import DEMO, TOKENIZER, built, pack, write_lines
 from export_readers import LENGTH, READERS, arrow_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -136,6 +137,27 @@ def test_weights_that_say_what_labels_do_need_no_place(tmp_path: Path) -> None:
     folder = weighted(tmp_path / "packed", [[0, 1, 1], [0, 1, 1]])
     run = pack("export", folder, "--to", "automodel", "--output", tmp_path / "out")
     assert run.code == 0 and "left behind" not in run.out
+
+
+JUDGED = [
+    {"prompt": "2 + 2 = ", "chosen": "4", "rejected": "5"},
+    {"prompt": "2 + 2 = ", "completion": "5", "label": False},
+    {"prompt_ids": [9, 8], "response_ids": [7, 6], "old_logprobs": [-0.5, -2.0], "advantages": -1.5},
+]
+
+
+@pytest.mark.parametrize("row", JUDGED, ids=["pair", "rated", "rollout"])
+def test_bad_answers_are_not_given_to_who_would_train_them(row: dict[str, Any], tmp_path: Path) -> None:
+    """Their rows look like any others once the column is gone that says what they are."""
+    source = write_lines(tmp_path / "rows.jsonl", [row])
+    built(source, tmp_path / "packed", "--max-length", 64, "--max-drop-share", 1)
+    for to in sorted({*EXPORTS} - {"mds", "megatron"}):
+        run = pack("export", tmp_path / "packed", "--to", to, "--output", tmp_path / to)
+        if to in ("unpacked", "parquet"):
+            assert run.code == 0
+        else:
+            assert run.code == 2 and "says how good they are" in run.err and "unpacked" in run.err
+            assert not (tmp_path / to).exists()
 
 
 def test_columns_that_are_left_behind_are_named(packed: Path, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
 """Packs to the columns of a target, all of one number of rows."""
+JUDGED = ("is_chosen", "label", "advantages")
+"""Further columns that turn the training of an answer into its opposite."""
 WASTEFUL = 0.5
 """The share of tokens in rows of one length below which the user is told."""
 
@@ -91,7 +93,7 @@ class Job:
         Raises InputError for what would train differently in this form.
         """
         if not self.further_columns:
-            self.refuse_images()
+            self.refuse_what_is_lost()
         for rows in rows_of(self.reader, flat=flat, width=width):
             if not self.further_columns:
                 self._check_weights(rows)
@@ -114,12 +116,19 @@ class Job:
                 "which keep the column, or build from records without weights"
             )
 
-    def refuse_images(self) -> None:
-        """InputError where the folder has images: for forms whose trainer would not look for them."""
-        if any(column.name == IMAGES for column in self.reader.manifest.extras):
+    def refuse_what_is_lost(self) -> None:
+        """InputError where tokens mean something else without a column that the trainer would not look at."""
+        names = [column.name for column in self.reader.manifest.extras]
+        if IMAGES in names:
             raise InputError(
                 f"{self.reader.path} has images, and this form has no place to say which: their placeholders "
                 "would be all that is left. Export to unpacked or parquet, which keep the column"
+            )
+        if judged := [name for name in JUDGED if name in names]:
+            raise InputError(
+                f"{self.reader.path} has answers of which `{judged[0]}` says how good they are, and the trainer "
+                "of this form would not look at that: bad ones would be trained like good ones. Export to "
+                "unpacked or parquet, which keep the column, or build from the good answers alone"
             )
 
     def left_behind(self) -> str | None:

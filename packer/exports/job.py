@@ -126,8 +126,8 @@ class Job:
             )
         if judged := [name for name in JUDGED if name in names]:
             raise InputError(
-                f"{self.reader.path} has answers of which `{judged[0]}` says how good they are, and the trainer "
-                "of this form would not look at that: bad ones would be trained like good ones. Export to "
+                f"{self.reader.path} has answers of which `{judged[0]}` says how good they are, which the "
+                "trainer of this form would not look at: bad ones would be trained like good ones. Export to "
                 "unpacked or parquet, which keep the column, or build from the good answers alone"
             )
 

@@ -271,6 +271,22 @@ def test_answers_of_pairs_are_not_taken_for_records_of_their_own(tmp_path: Path)
     assert not (tmp_path / "again" / "manifest.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"prompt": "hi", "completion": "no", "label": False}, "label"),
+        ({"prompt_ids": [9, 8], "response_ids": [7, 6], "advantages": -1.5}, "advantages"),
+    ],
+)
+def test_rated_answers_and_rollouts_are_not_taken_for_answers_to_learn(
+    row: dict[str, Any], column: str, tmp_path: Path
+) -> None:
+    assert build(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "packed").code == 0
+    export(ExportConfig(folder=str(tmp_path / "packed"), to="unpacked", output=str(tmp_path / "rows")))
+    run = build(tmp_path / "rows", tmp_path / "again", "--format", "tokenized")
+    assert run.code == 2 and f"{column} says how good the answer is" in run.err and "repack" in run.err
+
+
 def test_tokens_are_trained_that_all_masks_train_as_in_trl(tmp_path: Path) -> None:
     masks = {"completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 1, 0, 1]}
     assert (

@@ -14,6 +14,8 @@ from padless.packer.formats.examples import Columns, Example, Tokens
 
 IGNORED = -100
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+JUDGED = ("label", "advantages")
+"""In rows of rated answers and of rollouts: what turns the training of an answer into its opposite."""
 NUMBERS = ("segment_ids", "seq_idx")
 """In other packers' rows: which sequence of a pack each token is of."""
 BOUNDS = {"seq_start_id": 1, "cu_seqlens": 2, "cu_seq_lens_q": 2}
@@ -35,6 +37,12 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
             "is_chosen and pair_id say that it is one answer of a pair, and tokenized records are no pairs: "
             "pack-dataset repack DIR packs a packed folder of pairs again; from elsewhere, give one record "
             "for each pair (--format preference)"
+        )
+    if judged := [name for name in JUDGED if row.get(name) is not None]:
+        raise RecordError(
+            f"{judged[0]} says how good the answer is, and tokenized records are all trained alike: "
+            "pack-dataset repack DIR packs a packed folder of such answers again; from elsewhere, give text "
+            "(--format preference) or prompt_ids and response_ids (--format rollout), or leave the column out"
         )
     _check_one_sequence(row)
     found = _with_labels(row, columns)

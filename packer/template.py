@@ -18,7 +18,6 @@ from typing import Any
 
 from padless.packer.errors import InputError, RecordError
 from padless.packer.formats.examples import Chat
-from padless.packer.growth import may_multiply
 from padless.packer.sealed import Sealed, sealed, trims_alike, unsealed
 from padless.packer.template_limits import FUEL, OversizeError, TooSlowError
 
@@ -156,6 +155,8 @@ class ChatTemplate:
 
     def _minijinja(self) -> Any:
         import minijinja
+
+        from padless.packer.growth import may_multiply
 
         if may_multiply(self._slow.environment, self._marked):
             raise OversizeError("its values may grow with every turn, and the fast engine bounds none")

@@ -70,10 +70,7 @@ def finished(
     manifest, manifests = there
     found = differences(next(iter(manifests.values())), tuple(manifests))
     if found:
-        raise InputError(
-            f"{output} holds a finished data set of another build ({'; '.join(found[:4])}): give another "
-            "--output, or --force to replace it"
-        )
+        raise other_build(output, found)
     if is_url(output):
         check_published(output, manifests)
         return there
@@ -81,6 +78,14 @@ def finished(
         for file in inner.files:
             check_file(Path(output, name, file.file), file.bytes)
     return there
+
+
+def other_build(output: str, differences: list[str]) -> InputError:
+    """The error to raise for a finished folder that is not what this run would make."""
+    return InputError(
+        f"{output} holds a finished data set of another build ({'; '.join(differences[:4])}): give another "
+        "--output, or --force to replace it"
+    )
 
 
 def _finished_in(output: str) -> Finished | None:
@@ -221,7 +226,15 @@ class Identity:
 
     def finished(self) -> Finished | None:
         """What an earlier run of this very build left, or None; raises what `finished` does."""
-        return finished(self.config, self._differences)
+        found = finished(self.config, self._differences)
+        rule = rule_of(self.tokenizer)
+        # Behind a URL all shards would have to come for it.
+        if found is not None and isinstance(rule, ImageRule) and not is_url(self.config.output):
+            from padless.packer.images_again import changed_image
+
+            if changed := changed_image(self.config, self.files, found[1], rule):
+                raise other_build(self.config.output, [changed])
+        return found
 
     def _differences(self, old: Manifest, splits: tuple[str, ...]) -> list[str]:
         found = differing(old, splits, self.options, self.splits, KNOWN_LATER)

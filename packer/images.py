@@ -192,3 +192,10 @@ def located(image: str, folder: str) -> str:
     if "://" in image or os.path.isabs(image):
         return image
     return f"{folder.rstrip('/')}/{image}" if "://" in folder else os.path.join(folder, image)
+
+
+def image_folder(root: str | tuple[str, ...] | None, source: int, path: str) -> str:
+    """Where the relative paths of a source begin, which lies at a path: `--image-root`, if it is given."""
+    if root is None:
+        return os.path.dirname(path)
+    return root[source] if isinstance(root, tuple) else root

@@ -60,12 +60,13 @@ from padless.runtime.format import (
     WORK_FOLDER,
     ColumnInfo,
     Manifest,
+    PadlessError,
     ShardInfo,
     SourceInfo,
     SplitsManifest,
     checksum_bytes,
 )
-from padless.runtime.storage import is_url
+from padless.runtime.storage import cache_folder, is_url
 
 RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
@@ -175,20 +176,30 @@ class Build:
         check_writable(url)
         found = self._finished()
         if found is None or is_held(url):
-            key, splits = self.identity.key(), self.identity.splits
-            with Publishing(url, key, splits, force=self.config.force, report=self.report) as target:
-                found = self._finished()
-                if found is not None:  # an earlier run was stopped between its commit and its sweep
-                    target.sweep(self._kept(found.manifests))
-                else:
-                    self.config = replace(self.config, output=target.folder, force=False)
-                    self.identity.config = self.config
-                    found = self._run_alone(work)
-                    self.mark = time.perf_counter()
-                    target.publish(found.manifests)
-                    self._done("upload")
-                    found.output, found.profile, found.was_finished = url, self.profile, False
+            try:
+                found = self._publish(url, work)
+            except OSError as error:
+                if isinstance(error, PadlessError):
+                    raise
+                raise disk_full(error, str(error.filename or cache_folder()), _LEAST_ROOM) from error
         found.seconds = time.perf_counter() - self.started
+        return found
+
+    def _publish(self, url: str, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
+        """The same, where it is to do or somebody is at it."""
+        key, splits = self.identity.key(), self.identity.splits
+        with Publishing(url, key, splits, force=self.config.force, report=self.report) as target:
+            found = self._finished()
+            if found is not None:  # an earlier run was stopped between its commit and its sweep
+                target.sweep(self._kept(found.manifests))
+                return found
+            self.config = replace(self.config, output=target.folder, force=False)
+            self.identity.config = self.config
+            found = self._run_alone(work)
+            self.mark = time.perf_counter()
+            target.publish(found.manifests)
+            self._done("upload")
+            found.output, found.profile, found.was_finished = url, self.profile, False
         return found
 
     def _finished(self) -> BuildResult | None:

@@ -71,9 +71,9 @@ class ChunkStore:
                 if os.path.exists(path):
                     os.remove(path)
         flags = os.O_RDWR | os.O_CREAT
-        self._tokens = os.open(self.tokens_path, flags)
-        self._weights = os.open(self.weights_path, flags)
-        self._lines = os.open(self.lines_path, flags)
+        self._tokens = os.open(self.tokens_path, flags, 0o666)
+        self._weights = os.open(self.weights_path, flags, 0o666)
+        self._lines = os.open(self.lines_path, flags, 0o666)
         self._journal = open(journal, "a", encoding="utf-8")
         if not self.entries:
             self._journal.truncate(0)

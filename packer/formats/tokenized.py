@@ -41,7 +41,7 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     name = columns.find(row, "loss_weight")
     if name is not None and row[name] is not None:
         found = _weighed(found, row[name], name)
-    return found._replace(teacher=teacher.read(row, columns, len(found.input_ids)))
+    return found._replace(teacher=teacher.read(row, columns, found.labels or found.input_ids))
 
 
 def _check_one_sequence(row: Mapping[str, Any]) -> None:

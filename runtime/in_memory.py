@@ -96,7 +96,9 @@ def pack_sequences(
     first = sequences[0]
     _refuse_names(first)
     names = ("input_ids",) if "input_ids" in first else ("prompt_ids", "response_ids")
-    lengths = np.sum([token_counts(name, column(sequences, name)) for name in names], axis=0)
+    lengths = token_counts(names[0], column(sequences, names[0]))
+    for name in names[1:]:
+        lengths += token_counts(name, column(sequences, name))
     has_images = image_token_id is not None or IMAGES in first
     refuse_unseen(sequences if has_images else sequences[:1], image_token_id)
     plan = plan_micro_batches(lengths, max_tokens=max_tokens, world_size=world_size)

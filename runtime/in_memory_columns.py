@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -115,16 +116,33 @@ def arrays_of(name: str, values: Sequence[Any], numbers: Sequence[int]) -> list[
         return list(values)
     if kinds <= {list, tuple} and (of_lists := _of_lists(values)):
         return of_lists
+    if kinds == {torch.Tensor} and (of_tensors := _of_tensors(values)):
+        return of_tensors
     found = []
     for number, value in zip(numbers, values, strict=True):
         try:
-            found.append(value.numpy() if type(value) is torch.Tensor else np.asarray(value))
+            found.append(np.asarray(value))
         except (ValueError, TypeError, RuntimeError) as problem:
             raise CollateError(
                 f"{name} of sequence {number} cannot be read: {problem}; give lists or arrays of numbers, "
                 "and tensors as tensor.detach().float().cpu() makes them"
             ) from None
     return found
+
+
+def _of_tensors(tensors: Sequence[torch.Tensor]) -> list[Array] | None:
+    """Views of their join, at half the time of one after the other; None where it would change their types.
+
+    None too for those without dimensions, elsewhere than in memory, or with a gradient.
+    """
+    if len({one.dtype for one in tensors}) > 1:
+        return None
+    try:
+        flat = torch.cat(list(tensors)).numpy()
+        sizes = [one.shape[0] for one in tensors]
+    except (TypeError, RuntimeError, IndexError):
+        return None
+    return [flat[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _of_lists(lists: Sequence[Sequence[Any]]) -> list[Array] | None:

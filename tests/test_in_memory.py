@@ -181,6 +181,7 @@ def test_values_of_a_sequence_stay_with_it() -> None:
             "sequence 0 has image_grid_thw: give image_tok",
         ),
         ([{"input_ids": [1, 2], "video_grid_thw": [[1, 2, 2]]}], "videos are not packed"),
+        ([{"input_ids": [1, 2], "videos": ["0.mp4"]}], "sequence 0 has videos: videos are not packed"),
         ([{"input_ids": [1], "images": []}, {"input_ids": [1], "images": ["a"]}], "sequence 1 has images"),
         ([{"input_ids": [1, 2], "response_mask": [0, 0.5]}], r"response_mask of sequence 0 has 0\.5; it"),
         ([{"input_ids": [1, 2], "response_mask": [0, float("nan")]}], "response_mask of sequence 0 has nan"),

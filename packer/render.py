@@ -28,7 +28,7 @@ from padless.packer.formats.examples import (
     preceded,
 )
 from padless.packer.image_rule import ImageRule, rule_of
-from padless.packer.images import COLUMN, Placer, image_folder, images_in
+from padless.packer.images import COLUMN, VIDEOS, Placer, image_folder, images_in
 from padless.packer.lines import EMPTY, NO_VERDICT
 from padless.packer.marks import choose_marks, leaves, mark_plain, split_marked, whole_texts
 from padless.packer.prepared import Batch, Prepared, Task
@@ -118,7 +118,7 @@ class Renderer:
     def _placer(self, task: Task, rows: list[Any]) -> Placer | None:
         """What puts images into the conversations of a chunk, where there may be some."""
         if not isinstance(self.image_rule, ImageRule):
-            columns = {self.columns.named.get(COLUMN[0]), *COLUMN}
+            columns = {self.columns.named.get(COLUMN[0]), *COLUMN, *VIDEOS}
             if not any(isinstance(row, dict) and not columns.isdisjoint(row) for row in rows):
                 return None
         folder = image_folder(self.config.image_root, task.chunk.source, task.chunk.path)

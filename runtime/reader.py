@@ -147,9 +147,16 @@ class PackedReader:
     def __getitem__(self, index: SupportsIndex) -> Pack:
         """Pack number `index`; negative ones count from the end.
 
-        Raises IndexError, BatchError, ForeignFileError, and what opening a shard raises.
+        Raises IndexError, TypeError for what is no whole number, BatchError, ForeignFileError, and what
+        opening a shard raises.
         """
-        number, count = operator.index(index), len(self)
+        try:
+            number, count = operator.index(index), len(self)
+        except TypeError:
+            raise TypeError(
+                f"packs are taken by one whole number, not by {index!r}: [packs[n] for n in range(...)] "
+                "gives several, torch.utils.data.Subset a part"
+            ) from None
         if not -count <= number < count:
             raise IndexError(f"pack {number} of {count}: give {-count} to {count - 1}")
         number %= count

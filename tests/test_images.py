@@ -380,6 +380,19 @@ def test_a_column_of_that_name_beside_plain_text_changes_nothing(tmp_path: Path)
     assert said.code == 2 and "has no preprocessor_config.json" in said.err
 
 
+@pytest.mark.parametrize(
+    "row",
+    [asks("<video> w10", "w20", videos=["0.mp4"]), {"prompt": "<video>", "completion": "w", "video": "0"}],
+)
+def test_a_video_whose_tag_is_in_the_text_is_refused_for_models_of_text_too(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    tokenizer = word_tokenizer(tmp_path / "tokenizer")
+    source = write_lines(tmp_path / "rows.jsonl", [row])
+    said = build(source, tmp_path / "refused", "--tokenizer", tokenizer, "--max-length", 64)
+    assert said.code == 2 and "it has a video, which cannot be packed" in said.err
+
+
 def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_place(tmp_path: Path) -> None:
     trees = []
     for place, way, workers in (("a", "threads", 1), ("b/c", "processes", 3)):

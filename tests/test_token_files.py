@@ -252,10 +252,12 @@ def test_exports_whose_rows_are_packs_are_not_taken_for_sequences(to: str, tmp_p
         ({"seq_idx": [0, 0, 0, 1]}, "seq_idx has several numbers"),
         ({"seq_start_id": [0, 2]}, "seq_start_id has 2 entries"),
         ({"cu_seqlens": [0, 2, 4]}, "cu_seqlens has 3 entries"),
+        ({"image_grid_thw": [[1, 2, 2]]}, "image_grid_thw says that some of its ids stand for images"),
+        ({"video_grid_thw": [[1, 2, 2]], "image_grid_thw": []}, "video_grid_thw says that some of its"),
     ],
 )
-def test_rows_of_several_sequences_or_with_padding_are_told(
-    columns: dict[str, list[int]], message: str, tmp_path: Path
+def test_rows_of_several_sequences_with_padding_or_with_images_are_told(
+    columns: dict[str, list[Any]], message: str, tmp_path: Path
 ) -> None:
     run = build(write_lines(tmp_path / "a.jsonl", [{"input_ids": [5, 6, 7, 8], **columns}]), tmp_path / "out")
     assert run.code == 2 and message in run.err

@@ -10,7 +10,7 @@ import numpy as np
 from padless.packer import teacher
 from padless.packer.errors import RecordError
 from padless.packer.formats.conversation import MOST_WEIGHT
-from padless.packer.formats.examples import Columns, Example, Tokens
+from padless.packer.formats.examples import Columns, Example, Tokens, refuse_pixels
 
 IGNORED = -100
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
@@ -45,11 +45,12 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
             "(--format preference) or prompt_ids and response_ids (--format rollout), or leave the column out"
         )
     _check_one_sequence(row)
+    refuse_pixels(row)
     found = _with_labels(row, columns)
     name = columns.find(row, "loss_weight")
     if name is not None and row[name] is not None:
         found = _weighed(found, row[name], name)
-    return found._replace(teacher=teacher.read(row, columns, len(found.input_ids)))
+    return found._replace(teacher=teacher.read(row, columns, found.labels or found.input_ids))
 
 
 def _check_one_sequence(row: Mapping[str, Any]) -> None:

@@ -17,7 +17,10 @@ from threading import Lock
 from typing import Any
 
 Again = Callable[..., None]
-"""(stream, *changing): the kernel once more, with other pointers and numbers in front."""
+"""(stream, *changing, programs=...): the kernel once more, with other pointers and numbers in front.
+
+`programs`: the grid's first axis, where it is another than before.
+"""
 
 
 def keep(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], changing: int) -> Again:
@@ -34,9 +37,10 @@ def keep(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], ch
 
 def _by_triton(kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...]) -> Again:
     run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+    known, *others = grid
 
-    def again(stream: int, *changing: float) -> None:
-        run(*grid, stream, function, metadata, None, None, None, *changing, *rest)
+    def again(stream: int, *changing: float, programs: int = known) -> None:
+        run(programs, *others, stream, function, metadata, None, None, None, *changing, *rest)
 
     return again
 
@@ -118,15 +122,17 @@ def _by_driver(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ..
     ))  # fmt: skip
     write, launch, lock = front.pack_into, driver().launch, Lock()
     function = ctypes.c_void_p(kernel.function)
-    shape = tuple(ctypes.c_uint(x) for x in (*grid, 32 * metadata.num_warps, 1, 1, metadata.shared))
+    known = grid[0]
+    first, *shape = (ctypes.c_uint(x) for x in (*grid, 32 * metadata.num_warps, 1, 1, metadata.shared))
     triton_again = _by_triton(kernel, grid, arguments[changing:])
-    address = ctypes.c_void_p
+    address, count = ctypes.c_void_p, ctypes.c_uint
 
-    def again(stream: int, *values: float) -> None:
+    def again(stream: int, *values: float, programs: int = known) -> None:
+        width = first if programs == known else count(programs)
         with lock:  # the driver reads the slots before it returns
             write(slots, 0, *values)
-            failed = launch(function, *shape, address(stream), places, None)
+            failed = launch(function, width, *shape, address(stream), places, None)
         if failed:  # a thread without a context, say: Triton's launcher makes one, or names the error
-            triton_again(stream, *values)
+            triton_again(stream, *values, programs=programs)
 
     return again

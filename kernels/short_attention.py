@@ -50,6 +50,19 @@ def short_attention(
     """
     options = options_of(q, scale, window, softcap)
     check_inputs(q, k, v, work, cos, sin)
+    return attend(q, k, v, work, cos, sin, options)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    work: WorkList,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    options: Options,
+) -> Tensor:
+    """`short_attention` of what was checked already."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if cos is not None and sin is not None:
         cos, sin = cos.contiguous(), sin.contiguous()

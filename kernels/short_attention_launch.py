@@ -1,8 +1,8 @@
 """Launches the kernels of attention for short packed sequences: tile shapes, strides, grids.
 
 Tile shapes were measured on an H200; kernels/NOTES.md has the log. What was compiled is kept and launched
-again past Triton's binder, which takes longer than a short row's kernels; the grid alone is another each
-time. Importing this module imports Triton.
+again by the driver (see `launch`), as Triton takes longer than a short row's kernels: a key is made, and
+what it stands for worked out at its first sight alone. Importing this module imports Triton.
 """
 
 # Triton's kernels have no types.
@@ -11,12 +11,15 @@ time. Importing this module imports Triton.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from .launch import Again
+from .launch import keep as keep_compiled
 from .rope_launch import MAX_KEPT, alignment
 from .short_attention_backward import attention_backward_keys, attention_backward_queries
 from .short_attention_inputs import Options, Saved
@@ -58,9 +61,15 @@ def _constants(q: Tensor, k: Tensor, rope: bool, options: Options, *strided: Ten
         "WINDOW": options.window is not None,
         "SOFTCAP": options.softcap is not None,
         "LONG": max(_reach(x, group) for x in (q, k, *strided)) >= 2**31,
-        "BLOCK_G": triton.next_power_of_2(group),
+        "BLOCK_G": _rows_of_a_token(q, k),
         "BLOCK_HALF": max(16, triton.next_power_of_2(half)),
     }
+
+
+def _rows_of_a_token(q: Tensor, k: Tensor) -> int:
+    """Rows of a tile that a token's heads take, those that share keys."""
+    rows: int = triton.next_power_of_2(q.shape[1] // k.shape[1])
+    return rows
 
 
 def _reach(x: Tensor, group: int) -> int:
@@ -76,50 +85,47 @@ def _numbers(options: Options) -> tuple[float, float, float]:
     return 1.0, options.softcap * log2e, 2 * log2e * options.scale / options.softcap
 
 
-class Kept(NamedTuple):
-    """A compiled kernel, and its arguments after the scalars: integers, then constants."""
+class First(NamedTuple):
+    """What a kernel takes behind its tensors and counts, worked out when it is launched first."""
 
-    run: Any
-    function: Any
-    metadata: Any
-    numbers: tuple[Any, ...]
+    kernel: Any
+    scalars: tuple[float, ...]
+    integers: tuple[int, ...]
+    """Those whose values Triton looks at to compile."""
+    constants: dict[str, Any]
+    shape: Shape
 
 
-_LAUNCHES: dict[tuple[Any, ...], Kept] = {}
+_LAUNCHES: dict[tuple[Any, ...], Again] = {}
 
 
 def _launch(
-    name: str,
-    kernel: Any,
+    key: tuple[Any, ...],
     programs: int,
     tensors: tuple[Tensor, ...],
-    scalars: tuple[float, ...],
-    integers: tuple[int, ...],
-    constants: dict[str, Any],
-    shape: Shape,
+    first: Callable[[], First],
+    *counts: int,
 ) -> None:
-    """Arguments in the kernel's order; integers are those whose values Triton looks at to compile."""
-    device = tensors[0].get_device()
+    """`key`: all that `first` and compilation look at, addresses apart. Counts are another each time."""
     pointers = tuple([x.data_ptr() for x in tensors])
-    types = tuple([x.dtype for x in tensors])
-    key = (name, device, types, integers, *constants.values(), alignment(*pointers))
-    kept = _LAUNCHES.get(key)
-    if kept is not None:
-        kept.run(
-            programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), kept.function, kept.metadata,
-            None, None, None, *pointers, *scalars, *kept.numbers,
-        )  # fmt: skip
+    key = (*key, alignment(*pointers))
+    again = _LAUNCHES.get(key)
+    if again is not None:
+        stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
+        again(stream, *pointers, *counts, programs=programs)
         return
+    kernel, scalars, integers, constants, shape = first()
+    changing = (*tensors, *counts)
     compiled = kernel[(programs, 1, 1)](
-        *tensors, *scalars, *integers, **constants,
+        *changing, *scalars, *integers, **constants,
         num_warps=shape.warps, num_stages=shape.stages, enable_fp_fusion=True,
     )  # fmt: skip
     if compiled is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:
         _LAUNCHES.clear()
-    numbers = (*integers, *constants.values())
-    _LAUNCHES[key] = Kept(compiled.run, compiled.function, compiled.packed_metadata, numbers)
+    arguments = (*changing, *scalars, *integers, *constants.values())
+    _LAUNCHES[key] = keep_compiled(compiled, (programs, 1, 1), arguments, len(changing))
 
 
 def _elsewhere(x: Tensor) -> bool:
@@ -134,20 +140,23 @@ def turn(k: Tensor, work: WorkList, cos: Tensor, sin: Tensor) -> Tensor:
     new = torch.empty((tokens, heads, dim), dtype=k.dtype, device=k.device)
     block_h, block_half = triton.next_power_of_2(heads), triton.next_power_of_2(dim // 2)
     block_t = max(1, 2048 // (block_h * block_half))
-    constants = {
-        "HEADS": heads,
-        "HALF": dim // 2,
-        "BLOCK_T": block_t,
-        "BLOCK_H": block_h,
-        "BLOCK_HALF": block_half,
-    }
-    # fmt: off
-    _launch(
-        "turn", turn_keys, -(-tokens // block_t), (k, new, work.starts, cos, sin), (tokens,),
-        k.stride()[:2], constants, Shape(0, 4, 3),
-    )
-    # fmt: on
+
+    def first() -> First:
+        blocks = {"BLOCK_T": block_t, "BLOCK_H": block_h, "BLOCK_HALF": block_half}
+        constants = {"HEADS": heads, "HALF": dim // 2, **blocks}
+        return First(turn_keys, (), k.stride()[:2], constants, Shape(0, 4, 3))
+
+    key = ("turn", heads, dim, k.stride()[:2], k.dtype, cos.dtype, k.device)
+    _launch(key, -(-tokens // block_t), (k, new, work.starts, cos, sin), first, tokens)
     return new
+
+
+def _key(q: Tensor, k: Tensor, v: Tensor, work: WorkList, table: Tensor | None, options: Options) -> Any:
+    """What the kernels' constants and numbers follow from, strides of gradients apart."""
+    return (
+        q.shape[1:], k.shape[1], q.stride(), k.stride(), v.stride(), q.dtype, q.device, work.tiles, options,
+        None if table is None else table.dtype,
+    )  # fmt: skip
 
 
 def forward(
@@ -165,28 +174,28 @@ def forward(
     if _elsewhere(q):
         with torch.cuda.device(q.device):
             return forward(q, k, v, work, cos, sin, options, keep=keep)
-    rope = cos is not None and sin is not None
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    rope = cos is not None and sin is not None
     kept = torch.empty_like(out) if keep and rope else q
     if not work.tokens:
         return Saved(kept, k, out, lse)
     if cos is not None and sin is not None:
         k = turn(k, work, cos, sin)
-    cos, sin = (q, q) if cos is None or sin is None else (cos, sin)
-    shape = shapes_for(q.shape[2]).forward
-    constants = _constants(q, k, rope, options, v)
-    constants["BLOCK_M"] = work.tiles.query_tokens * constants["BLOCK_G"]
-    constants["BLOCK_N"] = shape.step
-    constants["KEEP_Q"] = keep and rope
-    # fmt: off
-    _launch(
-        "forward", attention_forward, work.query_tiles * k.shape[1],
-        (q, k, v, out, lse, kept, work.starts, work.queries, cos, sin),
-        _numbers(options), (options.window or 0, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2]),
-        constants, shape,
-    )
-    # fmt: on
+
+    def first() -> First:
+        shape = shapes_for(q.shape[2]).forward
+        constants = _constants(q, k, rope, options, v)
+        constants["BLOCK_M"] = work.tiles.query_tokens * _rows_of_a_token(q, k)
+        constants["BLOCK_N"] = shape.step
+        constants["KEEP_Q"] = keep and rope
+        integers = (options.window or 0, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+        return First(attention_forward, _numbers(options), integers, constants, shape)
+
+    tables = (q, q) if cos is None or sin is None else (cos, sin)
+    tensors = (q, k, v, out, lse, kept, work.starts, work.queries, *tables)
+    key = ("forward", keep, *_key(q, k, v, work, cos, options))
+    _launch(key, work.query_tiles * k.shape[1], tensors, first)
     return Saved(kept, k, out, lse)
 
 
@@ -204,7 +213,6 @@ def backward(
         with torch.cuda.device(v.device):
             return backward(saved, v, grad, work, cos, sin, options)
     q, k, out, lse = saved
-    rope = cos is not None and sin is not None
     grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grad_k = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     grad_v = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -213,23 +221,29 @@ def backward(
         return grad_q, grad_k, grad_v
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
-    cos, sin = (q, q) if cos is None or sin is None else (cos, sin)
-    _, queries, keys = shapes_for(q.shape[2])
-    constants = _constants(q, k, rope, options, v, grad)
-    scalars = (*_numbers(options), options.scale)
-    integers = (options.window or 0, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *grad.stride()[:2])
-    # fmt: off
-    _launch(
-        "queries", attention_backward_queries, work.query_tiles * k.shape[1],
-        (q, k, v, out, grad, lse, delta, grad_q, work.starts, work.queries, cos, sin), scalars, integers,
-        constants | {"BLOCK_M": work.tiles.query_tokens * constants["BLOCK_G"], "BLOCK_N": queries.step},
-        queries,
-    )
-    _launch(
-        "keys", attention_backward_keys, work.key_tiles * k.shape[1],
-        (q, k, v, grad, lse, delta, grad_k, grad_v, work.starts, work.keys, cos, sin), scalars, integers,
-        constants | {"BLOCK_M": max(keys.step, constants["BLOCK_G"]), "BLOCK_N": work.tiles.key_tokens},
-        keys,
-    )
-    # fmt: on
+    rope = cos is not None and sin is not None
+
+    def first(kernel: Any, shape: Shape, **blocks: int) -> First:
+        constants = _constants(q, k, rope, options, v, grad) | blocks
+        strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *grad.stride()[:2])
+        scalars = (*_numbers(options), options.scale)
+        return First(kernel, scalars, (options.window or 0, *strides), constants, shape)
+
+    def first_queries() -> First:
+        shape = shapes_for(q.shape[2]).queries
+        rows = work.tiles.query_tokens * _rows_of_a_token(q, k)
+        return first(attention_backward_queries, shape, BLOCK_M=rows, BLOCK_N=shape.step)
+
+    def first_keys() -> First:
+        shape = shapes_for(q.shape[2]).keys
+        rows = max(shape.step, _rows_of_a_token(q, k))
+        return first(attention_backward_keys, shape, BLOCK_M=rows, BLOCK_N=work.tiles.key_tokens)
+
+    key = (*_key(q, k, v, work, cos, options), grad.stride(), grad.dtype)
+    heads = k.shape[1]
+    tables = (q, q) if cos is None or sin is None else (cos, sin)
+    queries = (q, k, v, out, grad, lse, delta, grad_q, work.starts, work.queries, *tables)
+    _launch(("queries", *key), work.query_tiles * heads, queries, first_queries)
+    keys = (q, k, v, grad, lse, delta, grad_k, grad_v, work.starts, work.keys, *tables)
+    _launch(("keys", *key), work.key_tiles * heads, keys, first_keys)
     return grad_q, grad_k, grad_v

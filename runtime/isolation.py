@@ -191,7 +191,11 @@ def _device(decoder: Decoder) -> torch.device:
 
 
 def _dtype(decoder: Decoder) -> torch.dtype:
-    return next(parameter.dtype for parameter in decoder.module.parameters() if parameter.is_floating_point())
+    """What is computed in: autocast's type where it is on, otherwise that of the weights."""
+    weights = next(parameter for parameter in decoder.module.parameters() if parameter.is_floating_point())
+    if torch.is_autocast_enabled(weights.device.type):
+        return torch.get_autocast_dtype(weights.device.type)
+    return weights.dtype
 
 
 def _name(decoder: Decoder) -> str:

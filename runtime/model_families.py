@@ -37,14 +37,18 @@ class Rotary:
     """cos has R/2 columns instead of R."""
     in_place: bool = True
     """False where q, k and v come out of one chunk(): autograd lets nobody overwrite a part of that."""
+    norm_offset: float | None = None
+    """What q_norm and k_norm add to their weights, where they norm each head just before it turns."""
 
 
 _HALVES = Rotary()
+_NORMED = Rotary(norm_offset=0.0)
 ROTARY: dict[str, Rotary] = {
-    **dict.fromkeys(("llama", "mistral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3"), _HALVES),
-    **dict.fromkeys(("qwen3_moe", "gemma", "gemma2", "gemma3", "phi", "phi3", "granite"), _HALVES),
+    **dict.fromkeys(("llama", "mistral", "ministral3", "mixtral", "qwen2", "qwen2_moe"), _HALVES),
+    **dict.fromkeys(("gemma", "gemma2", "phi", "phi3", "granite", "qwen2_vl", "qwen2_5_vl"), _HALVES),
     **dict.fromkeys(("smollm3", "olmo", "olmo2", "olmo3", "olmoe", "starcoder2"), _HALVES),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _HALVES),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"), _NORMED),
+    "gemma3": Rotary(norm_offset=1.0),
     "gpt_neox": Rotary(in_place=False),
     "gpt_oss": Rotary(half_width=True),
     **dict.fromkeys(("glm", "glm4"), Rotary(interleaved=True)),

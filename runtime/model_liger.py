@@ -3,15 +3,18 @@
 Liger's own patching replaces classes in transformers' modules, for every model of the process; here its
 functions are set on this model's modules, and taken off again. Norms and MLPs are Liger's in every call,
 with boundaries or without: the same function with other rounding. The loss is Liger's in packed training
-calls with labels, whose logits are then never made (`output.logits` is None); it waits for the device once,
-to count the labels. It reads the head's weight, so it is taken where the head is a plain linear layer, and
-nowhere else: an adapter on the head would be left out. What a call finds there decides.
+calls with labels, whose logits are then never made (`output.logits` is None); it waits for the device, to
+find the tokens that have labels and to count them. It reads the head's weight, so it is taken where the head
+is a plain linear layer, and nowhere else: an adapter on the head would be left out. What a call finds there
+decides.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.util import find_spec
 from types import MethodType
 from typing import Any
@@ -33,6 +36,9 @@ NORMS: dict[str, tuple[float, str]] = {
 """Family -> what is added to the weight, and Liger's name for where it rounds."""
 LOSSES = ("llama", "mistral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "olmo3")
 """Families whose logits are their head's output, nothing scaled or capped."""
+LOGITS = 2**29
+"""Bytes that a chunk of logits may take, where Liger lets one choose."""
+_CHUNKS = "chunk_mem_const"
 _GATES = {"SiLU": "LigerSiLUMulFunction", "SiLUActivation": "LigerSiLUMulFunction"}
 _GATES |= {"GELUTanh": "LigerGELUMulFunction", "PytorchGELUTanh": "LigerGELUMulFunction"}
 
@@ -189,14 +195,50 @@ def _names(model: Any, kwargs: dict[str, Any]) -> bool:
 def _liger_loss(
     hidden: Tensor, head: Any, *, labels: Tensor, num_items_in_batch: Any, shift_labels: Tensor | None
 ) -> Tensor:
-    """The mean, or the sum over num_items_in_batch, of the next tokens' cross-entropy."""
-    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+    """The mean, or the sum over num_items_in_batch, of the next tokens' cross-entropy.
+
+    Tokens without a label are left out beforehand: the head would be applied to them for nothing, and of
+    instruction data they are a half.
+    """
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Fused
 
     targets = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift_labels is None else shift_labels
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    rows, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1).contiguous()
-    found: Any = LigerFusedLinearCrossEntropyFunction.apply(
-        rows, head.weight, targets, head.bias, None, -100, 0.0, 0.0, reduction
-    )
+    rows, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    trained = (targets != -100).nonzero().squeeze(1)
+    if len(trained):  # where there is none Liger says what the loss is
+        rows, targets = rows.index_select(0, trained), targets.index_select(0, trained)
+    given = {
+        "_input": rows,
+        "weight": head.weight,
+        "target": targets.contiguous(),
+        "bias": head.bias,
+        "ignore_index": -100,
+        "reduction": "mean" if num_items_in_batch is None else "sum",
+    }
+    defaults = _defaults(Fused)
+    if _CHUNKS in defaults:
+        given[_CHUNKS] = _chunk_budget(len(rows), head.weight)
+    found: Any = Fused.apply(*(defaults | given).values())
     loss: Tensor = found[0] if isinstance(found, tuple) else found
     return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+@cache
+def _defaults(function: Any) -> dict[str, Any]:
+    """What an autograd function takes, in order: `apply` knows places alone, and they grow in number."""
+    _, *parameters = inspect.signature(function.forward).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters}
+
+
+def _chunk_budget(rows: int, weight: Tensor) -> int:
+    """How often the memory of its input Liger may take for logits, so that a chunk is worth its while.
+
+    Each chunk reads the head's weight, and reads and writes its gradient. By itself Liger lets logits take
+    what its input takes: with 1,024 hidden dimensions and a vocabulary of 150,000 that is a chunk for 64
+    tokens of 8,192, and most of the time goes into moving weights.
+    """
+    vocabulary, hidden = weight.shape
+    at_once = 1 << max(0, (LOGITS // (vocabulary * weight.element_size())).bit_length() - 1)
+    if rows <= at_once:
+        return -(-vocabulary // hidden)
+    return max(1, vocabulary // (-(-rows // at_once) * hidden))

@@ -23,10 +23,10 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from padless.kernels.rope import rope_qk, rope_qk_
 from padless.runtime.attention import varlen_attention
 from padless.runtime.errors import ModelError
-from padless.runtime.model_families import INTERFACE, ROTARY, ROTATION, Rotary, code_of, family_of, mentions
+from padless.runtime.model_families import INTERFACE, ROTARY, ROTATION, code_of, family_of, mentions
+from padless.runtime.model_rotation import rotation, with_norms_in_rotation
 
 _CHANGES = "_padless_changes"
 
@@ -94,7 +94,11 @@ class PackedAttention:
         batch, _, tokens, _ = query.shape
         if key.shape[2] != tokens:
             raise ModelError(f"{tokens} queries meet {key.shape[2]} keys: packed batches have no cache")
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+        kind = value.device.type
+        # Norms and rotations of some models widen q and k, as they do under autocast; v tells what is meant.
+        wide = value.dtype is torch.float64 or not torch.is_autocast_enabled(kind)
+        dtype = value.dtype if wide else torch.get_autocast_dtype(kind)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1).to(dtype) for x in (query, key, value))
         out = varlen_attention(
             q,
             k,
@@ -109,29 +113,6 @@ class PackedAttention:
             backend=self._backend,
         )
         return out.view(batch, tokens, *out.shape[1:]), None
-
-
-def rotation(rotary: Rotary) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A family's apply_rotary_pos_emb on the kernel: q [B, Hq, T, D], k [B, Hk, T, D]."""
-    rotate = rope_qk_ if rotary.in_place else rope_qk
-
-    def apply_rotary_pos_emb(
-        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        turned = cos.shape[-1] * (2 if rotary.half_width else 1)
-        if rotary.repeated:
-            cos, sin = cos[..., ::2], sin[..., ::2]
-        q, k = rotate(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            cos,
-            sin,
-            interleaved=rotary.interleaved,
-            rotary_dim=turned,
-        )
-        return q.transpose(1, 2), k.transpose(1, 2)
-
-    return apply_rotary_pos_emb
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,8 +164,9 @@ def turns_by_kernel(attention: nn.Module) -> bool:
 
 def _packed(attention: nn.Module, attend: PackedAttention, rope: bool) -> Callable[..., Any]:
     ours: dict[str, Any] = {INTERFACE: attend, "eager_attention_forward": attend.attend}
-    if rope and turns_by_kernel(attention):
-        ours[ROTATION] = rotation(ROTARY[family_of(attention)])
+    rotary = ROTARY[family_of(attention)] if rope and turns_by_kernel(attention) else None
+    if rotary is not None:
+        ours[ROTATION] = rotation(rotary)
     written = code_of(attention)
     # Without __name__: torch.compile would look these globals up in the module of that name.
     scope = {name: value for name, value in written.__globals__.items() if name != "__name__"} | ours
@@ -192,7 +174,14 @@ def _packed(attention: nn.Module, attend: PackedAttention, rope: bool) -> Callab
         written.__code__, scope, written.__name__, written.__defaults__, written.__closure__
     )
     packed.__kwdefaults__ = written.__kwdefaults__
-    return packed
+    if rotary is None or rotary.norm_offset is None:
+        return packed
+
+    def normed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        over, kwargs = with_norms_in_rotation(self, kwargs)
+        return packed(over, *args, **kwargs)
+
+    return normed
 
 
 def _either(own: Callable[..., Any], packed: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,20 +1,21 @@
-"""Varlen attention on a GPU: every backend at hand against float64, then against the floors and each other.
+"""Varlen attention on a GPU: every backend at hand, and rotation with it, against float64 and the floors.
 
-    python scripts/bench_attention.py [--cases N ...] [--output FILE]
+    python scripts/bench_attention.py [--rows N ...] [--skip ARM ...] [--seconds S] [--output FILE]
 
-Packed rows, 32 query and 8 key heads of 128, bf16, causal. `forward` is what a call costs in a row of
-calls under autograd (so with what backward needs), `both ways` with the gradients of q, k and v, by the
-device's clock; `host` is Python's own time for a forward call. The floor is the larger of the bytes that
-must move (q, k, v in, out and log-sum-exp out; backward those, the gradient in, three out) over the copy's
-speed, and the products that causal sequences need (backward 2.5 times forward's) over a matrix product's
-speed, both measured in the same run. The arm `auto` is the backend it takes, as a share of the fastest.
+Packed rows (attention_cases.py), bf16, causal. `forward` is what a call costs in a row of calls under
+autograd (so with what backward needs), `both ways` with the gradients of q, k and v, by the device's clock;
+`alone` the same from an idle device, the caches cold of its inputs, so that Python's time shows; `host`
+Python's own time of a call; `extra memory` the peak of the way back beyond the gradients. The floor is the
+larger of bytes over a copy's speed and products over a matrix product's, both measured in the same run;
+rotation, that one's bytes are few, is not in it. `auto` is what it takes, as a share of the fastest.
+
+An arm that fails is said, and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import random
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -22,60 +23,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from attention_cases import ARMS, DTYPE, ROWS, Case, Row
 from bench_host import host_us
 from bench_results import Results
-from torch import Tensor
 
-from padless.runtime.attention import BACKENDS, Boundaries, Request, choose, varlen_attention
+from padless.kernels.short_attention import tiles_for
+from padless.kernels.short_attention_work import work_list
+from padless.runtime.attention import BACKENDS, Boundaries
 from padless.runtime.attention.flex import block_mask
 from padless.runtime.errors import BackendError
 
-HEADS, DIM = (32, 8), 128
-LEFT_OUT = ("sdpa", "sdpa_mask")
-"""Not held against the others: one takes a launch a sequence, the other a mask of the whole row."""
-DTYPE = torch.bfloat16
+Run = Callable[[], object]
+NAMES = ("result", "grad q", "grad k", "grad v")
 
 
-def lengths_about(tokens: int, median: float, spread: float) -> list[int]:
-    """Lognormal lengths that fill a row exactly; always the same."""
-    draw = random.Random(0)
-    lengths: list[int] = []
-    while (left := tokens - sum(lengths)) > 0:
-        lengths.append(min(left, max(16, round(draw.lognormvariate(math.log(median), spread)))))
-    return lengths
-
-
-CASES = {
-    "alpaca-like, T=16,384": lengths_about(16_384, 135, 0.6),
-    "alpaca-like, T=65,536": lengths_about(65_536, 135, 0.6),
-    "about 1,000, T=32,768": lengths_about(32_768, 1_000, 0.1),
-    "about 2,000, T=32,768": lengths_about(32_768, 2_000, 0.1),
-    "8 x 4,096, T=32,768": [4_096] * 8,
-    "4 x 8,192, T=32,768": [8_192] * 4,
-}
-
-
-class Case:
-    """Inputs of one row."""
-
-    def __init__(self, lengths: list[int], heads: tuple[int, int] = HEADS) -> None:
-        self.lengths, self.tokens, self.longest = lengths, sum(lengths), max(lengths)
-        self.bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).cuda()
-        q, k = (torch.randn(self.tokens, h, DIM, device="cuda", dtype=DTYPE) for h in heads)
-        v, self.grad = torch.randn_like(k), torch.randn_like(q)
-        self.leaves = [x.requires_grad_() for x in (q, k, v)]
-
-    def forward(self, backend: str) -> Tensor:
-        """Attention as a layer calls it."""
-        return varlen_attention(*self.leaves, self.bounds, self.longest, backend=backend)
-
-    def both(self, backend: str) -> list[Tensor]:
-        """Output and gradients."""
-        out = self.forward(backend)
-        return [out, *torch.autograd.grad(out, self.leaves, self.grad)]
-
-
-def median_us(run: Callable[[], object], seconds: float = 0.25) -> float:
+def device_us(run: Run, seconds: float) -> float:
     """Median time of a call among many, by the device's clock, in microseconds."""
     for _ in range(3):
         run()
@@ -93,106 +55,163 @@ def median_us(run: Callable[[], object], seconds: float = 0.25) -> float:
     return statistics.median(times)
 
 
-def ceilings() -> tuple[float, float]:
+def alone_us(arms: dict[str, Run], seconds: float) -> dict[str, float]:
+    """Microseconds of a call on an idle device, the caches cold of its inputs; arms take turns."""
+    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+    for run in arms.values():
+        for _ in range(3):
+            run()
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    until = time.perf_counter() + seconds * len(arms)
+    while time.perf_counter() < until or len(times[next(iter(arms))]) < 7:
+        for name, run in arms.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.zero_()
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end) * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def extra_memory(case: Case, arm: str) -> float:
+    """MB at the peak of the way back beyond the gradients."""
+    out = case.forward(arm)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() + sum(x.numel() * x.element_size() for x in case.leaves)
+    torch.autograd.grad(out, case.leaves, case.grad, retain_graph=True)
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def ceilings(results: Results, seconds: float) -> tuple[float, float]:
     """Bytes a second of a large copy, read and written; operations a second of a large bf16 product."""
     source = torch.randn(2**30, device="cuda")
     target = torch.empty_like(source)
-    copied = 2 * source.numel() * 4 / median_us(lambda: target.copy_(source)) * 1e6
+    copied = 2 * source.numel() * 4 / device_us(lambda: target.copy_(source), seconds) * 1e6
     x, y = (torch.randn(8_192, 8_192, device="cuda", dtype=DTYPE) for _ in range(2))
-    return copied, 2 * 8_192**3 / median_us(lambda: x @ y) * 1e6
+    multiplied = 2 * 8_192**3 / device_us(lambda: x @ y, seconds) * 1e6
+    results.add("ceilings", "copy", "read and written", copied / 1e9, "GB/s")
+    results.add("ceilings", "matrix product", "8,192 cubed, bf16", multiplied / 1e12, "TFLOP/s")
+    return copied, multiplied
 
 
-def floors(lengths: list[int], copied: float, multiplied: float) -> dict[str, float]:
-    """Microseconds that no kernel can be under."""
-    tokens, (heads, groups) = sum(lengths), HEADS
-    read = tokens * (heads + 2 * groups) * DIM * 2
-    out = tokens * heads * DIM * 2
-    log_sums = tokens * heads * 4
-    pairs = sum(length * (length + 1) // 2 for length in lengths)
-    products = 4 * pairs * heads * DIM
-    forward = max((read + out + log_sums) / copied, products / multiplied)
-    backward = max((2 * read + 2 * out + log_sums) / copied, 2.5 * products / multiplied)
-    return {"forward": forward * 1e6, "both ways": (forward + backward) * 1e6}
-
-
-def check(name: str) -> None:
-    """A backend against float64, before any clock starts; raises AssertionError."""
-    for lengths in (CASES["alpaca-like, T=16,384"][:40], [1_000, 1_100, 3_000]):
-        case = Case(lengths, (8, 2))
-        got = case.both(name)
-        case.leaves = [x.detach().double().requires_grad_() for x in case.leaves]
-        case.grad = case.grad.double()
-        for x, y in zip(got, case.both("sdpa"), strict=True):
-            error = float((x.double() - y).norm() / y.norm())
-            assert error < 1e-2, (name, lengths[:3], error)
-
-
-def at_hand() -> list[str]:
-    """The backends that can do these calls; the others' reasons are printed."""
-    names = []
-    for name in BACKENDS:
-        if name in LEFT_OUT:
+def at_hand(skip: list[str], results: Results) -> list[str]:
+    """The arms that can do these calls and are right, by float64; the others' reasons are printed."""
+    title = next(iter(ROWS))
+    cases = Case(ROWS[title].lengths), Case([1_000, 1_100, 3_000])
+    arms = []
+    for arm in ARMS:
+        if arm in skip:
             continue
         try:
-            check(name)
-            names.append(name)
+            errors, longer = (case.errors([arm])[arm] for case in cases)
+            assert max(*errors, *longer) < 1e-2, f"errors of {errors} and {longer}"
         except BackendError as reason:
-            print(f"left out: {reason}")
-    return names
+            print(f"left out: {arm}: {reason}")
+            continue
+        except Exception as error:
+            print(f"FAILED: {arm}: {type(error).__name__}: {error}")
+            continue
+        for name, error in zip(NAMES, errors, strict=True):
+            results.add(title, arm, f"error of {name}", error * 1e3, "1e-3")
+        arms.append(arm)
+    return arms
 
 
-def auto_for(case: Case) -> str:
-    """What `auto` takes."""
-    request = Request(
-        case.leaves[0].device, DTYPE, DIM, *HEADS, case.tokens, len(case.lengths), case.longest,
-        causal=True, window=False, softcap=False, sinks=False, deterministic=False, backward=True,
-    )  # fmt: skip
-    return choose(request)
+def hosts(arms: list[str], results: Results) -> None:
+    """Python's time for short rows, and of the list of tiles; aten's operator alone for comparison."""
+    small = Case([64] * 4)
+    for arm in arms:
+        if arm in (*BACKENDS, "fused", "rope + flash"):
+            results.add("T=256", arm, "host", host_us(partial(small.forward, arm)), "us")
+            results.add("T=256", arm, "host, both ways", host_us(partial(small.both, arm)), "us")
+    operator = torch.ops.aten._flash_attention_forward.default
+    given = (*small.leaves, small.bounds, small.bounds, 64, 64, 0.0, True, False)
+    results.add("T=256", "flash's operator", "host", host_us(lambda: operator(*given, scale=0.1)), "us")
+    ends = ROWS["alpaca-like, T=16,384"].lengths
+    begin = time.perf_counter()
+    for _ in range(10):
+        work_list(torch.tensor([0, *ends]).cumsum(0), tiles_for(32, 8, 128))
+    results.add("T=16,384", "work list", "host", (time.perf_counter() - begin) * 100, "ms")
 
 
-def bench(title: str, names: list[str], speeds: tuple[float, float], results: Results) -> None:
+def bench(
+    title: str, row: Row, arms: list[str], speeds: tuple[float, float], seconds: float, results: Results
+) -> None:
     """Rows of one case."""
-    case = Case(CASES[title])
-    lowest = floors(case.lengths, *speeds)
+    case = Case(row.lengths, row.heads)
+    other = Case([length + 3 for length in case.lengths], row.heads)
+    lowest = case.floors(*speeds)
     for metric, value in lowest.items():
         results.add(title, "floor", metric, value, "us")
-    other = Case([length + 3 for length in case.lengths])
-    took: dict[str, float] = {}
-    for name in names:
-        other.both(name)  # what compiles has seen another shape, as it has in a stream of packs
-        times = {
-            "forward": median_us(lambda name=name: case.forward(name)),  # type: ignore[misc]
-            "both ways": median_us(lambda name=name: case.both(name)),  # type: ignore[misc]
-        }
-        for metric, value in times.items():
-            results.add(title, name, metric, value, "us")
-            results.add(title, name, f"{metric}, of floor", value / lowest[metric], "x")
-        took[name] = times["both ways"]
-    fresh = partial(Boundaries, case.bounds, case.longest, case.tokens)
-    made = median_us(lambda: block_mask(fresh(), True, None))
-    results.add(title, "flex", "block mask, once a batch", made, "us")
-    picked = auto_for(case)
-    results.add(title, f"auto: {picked}", "both ways, of fastest", took[picked] / min(took.values()), "x")
+    auto = f"auto: {case.auto()}"
+    took: dict[str, dict[str, float]] = {}
+    for arm in (*(arm for arm in arms if arm in row.arms), auto):
+        run = "auto" if arm == auto else arm
+        try:
+            other.both(run)  # what compiles has seen another shape, as it has in a stream of packs
+            took[arm] = {
+                "forward": device_us(partial(case.forward, run), seconds),
+                "both ways": device_us(partial(case.both, run), seconds),
+            }
+            memory = extra_memory(case, run) if "fused" in row.arms else None
+        except Exception as error:
+            print(f"FAILED: {title}: {arm}: {type(error).__name__}: {error}")
+            continue
+        for metric, value in took[arm].items():
+            results.add(title, arm, metric, value, "us")
+            results.add(title, arm, f"{metric}, of floor", value / lowest[metric], "x")
+        if memory is not None:
+            results.add(title, arm, "extra memory", memory, "MB")
+    del other
+    compare(title, took, auto, results)
+    if row.alone:
+        alone = alone_us({arm: partial(case.both, arm.split(":")[0]) for arm in took}, seconds)
+        for arm, value in alone.items():
+            results.add(title, arm, "both ways, alone", value, "us")
+    if "flex" in took:
+        fresh = partial(Boundaries, case.bounds, case.longest, case.tokens)
+        made = device_us(lambda: block_mask(fresh(), True, None), seconds)
+        results.add(title, "flex", "block mask, once a batch", made, "us")
+
+
+def compare(title: str, took: dict[str, dict[str, float]], auto: str, results: Results) -> None:
+    """`auto` beside the fastest; our kernels with the rotation inside beside the two that they replace."""
+    for metric in ("forward", "both ways"):
+        plain = [took[arm][metric] for arm in took if arm in BACKENDS]
+        if auto in took and plain:
+            results.add(title, auto, f"{metric}, of fastest", took[auto][metric] / min(plain), "x")
+        for arm in took:
+            if arm.startswith("rope + ") and "fused" in took:
+                speedup = took[arm][metric] / took["fused"][metric]
+                results.add(title, f"fused over {arm}", f"{metric}, speedup", speedup, "x")
 
 
 def main() -> None:
     """Reads the options and runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, nargs="*", help="numbers of the cases, from 0")
+    parser.add_argument("--rows", type=int, nargs="*", help="numbers of the rows, from 0")
+    parser.add_argument("--skip", nargs="*", default=["efficient"], help="arms to leave out (efficient)")
+    parser.add_argument("--seconds", type=float, default=0.12, help="a measurement")
     results_folder = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path, default=results_folder / "bench_attention.jsonl")
     options = parser.parse_args()
     results = Results(bench="bench_attention", path=options.output)
-    speeds = ceilings()
-    results.add("ceilings", "copy", "read and written", speeds[0] / 1e9, "GB/s")
-    results.add("ceilings", "matrix product", "8,192 cubed, bf16", speeds[1] / 1e12, "TFLOP/s")
-    names = at_hand()
-    small = Case([64] * 4, HEADS)
-    for name in names:
-        results.add("T=256", name, "host", host_us(lambda name=name: small.forward(name)), "us")  # type: ignore[misc]
-    for number, title in enumerate(CASES):
-        if options.cases is None or number in options.cases:
-            bench(title, names, speeds, results)
+    speeds = ceilings(results, options.seconds)
+    arms = at_hand(options.skip, results)
+    try:
+        hosts(arms, results)
+    except Exception as error:
+        print(f"FAILED: host times: {type(error).__name__}: {error}")
+    for number, (title, row) in enumerate(ROWS.items()):
+        if options.rows is None or number in options.rows:
+            try:
+                bench(title, row, arms, speeds, options.seconds, results)
+            except Exception as error:
+                print(f"FAILED: {title}: {type(error).__name__}: {error}")
+            gc.collect()
             torch.cuda.empty_cache()
 
 

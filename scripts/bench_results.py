@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -28,6 +29,8 @@ PACKAGES = (
     "flash-attn",
     "flash-attn-4",
     "xformers",
+    "unsloth",
+    "unsloth_zoo",
 )
 
 
@@ -67,10 +70,17 @@ class Results:
     bench: str
     path: Path
 
-    def add(self, case: str, arm: str, metric: str, value: float, unit: str) -> None:
-        """One row; `case` names the input and the setting, `arm` who did it."""
+    def add(
+        self, case: str, arm: str, metric: str, value: float, unit: str, *, values: Sequence[float] = ()
+    ) -> None:
+        """One row; `case` names the input and the setting, `arm` who did it.
+
+        `values` are those of a curve, such as of all steps, and `value` what is said of it in one number.
+        """
         row = {"bench": self.bench, "case": case, "arm": arm, "metric": metric}
-        measured = {"value": round(value, 4), "unit": unit}
+        measured: dict[str, object] = {"value": round(value, 4), "unit": unit}
+        if values:
+            measured["values"] = [float(f"{one:.9g}") for one in values]
         context = {"hardware": hardware(), "versions": versions(), "date": str(date.today())}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as out:

@@ -1,12 +1,13 @@
 """Rotary embeddings on a GPU: checks padless' kernel, then times it beside its peers and a plain copy.
 
-    python scripts/bench_rope.py [--tiles] [--cases N]
+    python scripts/bench_rope.py [--tiles] [--cases N] [--unsloth FOLDER]
 
 Every arm turns the same packed rows. `eager` is what a call costs in a loop of calls, Python included;
 `graph` the kernels alone, replayed. Enough sets of inputs take turns that no cache holds them. The copy
 moves q's and k's bytes in the same run: the fastest of PyTorch's, of a Triton kernel's and of one in place.
-`backward` is both ways less forward; for norm and rotation it has the weights' gradients too. Peers that are
-not installed are left out, and said so.
+`backward` is both ways less forward; for norm and rotation it has the weights' gradients too, except in arms
+named frozen. FOLDER holds Unsloth's unpacked wheels (peer_unsloth.py). A peer that is not there, fails, or
+does not agree with padless is left out, and said so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 from bench_results import Results
+from peer_unsloth import UnslothKernels, load_unsloth
 from torch import Tensor
 
 from padless.kernels import rope_launch
@@ -81,9 +84,12 @@ class Shared:
         self.cos, self.sin = rope_tables(8192, dim, device="cuda")
         rows = [t[self.position_ids].repeat(1, 1, 2).bfloat16() for t in (self.cos, self.sin)]
         self.row_cos, self.row_sin = rows
+        # Unsloth looks positions up itself: int32, as its kernel reads them, spares it a conversion a call.
+        self.whole_tables = [t.repeat(1, 2).bfloat16() for t in (self.cos, self.sin)]
+        self.short_ids = self.position_ids.int()
 
 
-def median_us(run: Callable[[], object], calls: int, seconds: float = 0.25) -> float:
+def median_us(run: Callable[[], object], calls: int, seconds: float = 0.2) -> float:
     """Median time of a run by the device's clock, divided by the calls in it, in microseconds."""
     run()
     torch.cuda.synchronize()
@@ -111,7 +117,7 @@ def time_eager(arm: Arm, sets: list[Inputs]) -> float:
     return median_us(run, rounds * len(sets))
 
 
-def time_graph(arm: Arm, sets: list[Inputs]) -> float:
+def time_graph(arm: Arm, sets: list[Inputs], seconds: float = 0.2) -> float:
     """The kernels alone: one graph of a call on each set, replayed."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -122,7 +128,7 @@ def time_graph(arm: Arm, sets: list[Inputs]) -> float:
     with torch.cuda.graph(graph, stream=stream):
         for one in sets:
             arm(one)
-    return median_us(graph.replay, len(sets))
+    return median_us(graph.replay, len(sets), seconds)
 
 
 def host_us(arm: Arm, one: Inputs) -> float:
@@ -137,7 +143,7 @@ def host_us(arm: Arm, one: Inputs) -> float:
     return best
 
 
-def arms_for(shared: Shared) -> dict[str, Arm]:
+def arms_for(shared: Shared, unsloth: UnslothKernels | None = None) -> dict[str, Arm]:
     """Name -> call on one set of inputs."""
     cos, sin, row_cos, row_sin = shared.cos, shared.sin, shared.row_cos, shared.row_sin
     cu_seqlens, ids = shared.cu_seqlens, shared.position_ids
@@ -162,7 +168,32 @@ def arms_for(shared: Shared) -> dict[str, Arm]:
         arms["Liger"] = lambda x: liger(x.q.transpose(1, 2), x.k.transpose(1, 2), row_cos, row_sin)
     except ImportError as error:
         print(f"left out: Liger ({error})")
+    if unsloth:
+        turn, tables, short = unsloth.rope, shared.whole_tables, shared.short_ids
+        arms["Unsloth"] = lambda x: turn(x.q.transpose(1, 2), x.k.transpose(1, 2), *tables, short)
     return arms
+
+
+@contextmanager
+def left_out(name: str, arm: str) -> Iterator[None]:
+    """A peer that fails is said and the run goes on; padless' own failures end it."""
+    try:
+        yield
+    except Exception as error:
+        if arm.startswith("padless"):
+            raise
+        print(f"left out: {arm} at {name} ({type(error).__name__}: {error})", flush=True)
+
+
+def agree(arm: Arm, padless: Arm, one: Inputs) -> None:
+    """Raises ValueError where an arm gives something else than padless, both on a copy of `one`."""
+    found: list[Any] = [call(argparse.Namespace(q=one.q.clone(), k=one.k.clone())) for call in (padless, arm)]
+    for want, got in zip(*found, strict=True):
+        got = (got if got.shape == want.shape else got.transpose(1, 2))[:, :4096].float()
+        want = want[:, :4096].float()
+        apart = float((got - want).norm() / want.norm())
+        if not apart < 0.02:  # bf16 rounds by 0.2 %
+            raise ValueError(f"differs from padless by {apart:.2g} of its norm")
 
 
 def check(shared: Shared, one: Inputs) -> None:
@@ -222,13 +253,15 @@ def copy_ceiling(name: str, pairs: list[Any], results: Results) -> float:
         **{f"copy by Triton {b} {w} warps": by_triton(b, w, in_place=False) for b, w in BLOCKS},
         **{f"copy in place {b} {w} warps": by_triton(b, w, in_place=True) for b, w in BLOCKS},
     }
-    times = {arm: time_graph(call, pairs) for arm, call in copies.items()}
+    times = {arm: time_graph(call, pairs, 0.1) for arm, call in copies.items()}
     for arm, took in times.items():
         results.add(name, arm, "graph", took, "us")
     return min(times.values())
 
 
-def norm_arms(shared: Shared, weights: list[torch.nn.Parameter]) -> dict[str, Arm]:
+def norm_arms(
+    shared: Shared, weights: list[torch.nn.Parameter], unsloth: UnslothKernels | None
+) -> dict[str, Arm]:
     """Name -> norm and rotation of one set of inputs."""
     cos, sin, cu_seqlens = shared.cos, shared.sin, shared.cu_seqlens
     arms: dict[str, Arm] = {
@@ -253,6 +286,13 @@ def norm_arms(shared: Shared, weights: list[torch.nn.Parameter]) -> dict[str, Ar
     compiled = torch.compile(hf, dynamic=False)
     arms["HF eager"] = lambda x: hf(x.q, x.k)
     arms["HF compiled"] = lambda x: compiled(x.q, x.k)
+    if unsloth:
+        turn, tables, short = unsloth.norm_rope, shared.whole_tables, shared.short_ids
+        frozen = [Qwen3RMSNorm(len(w)) for w in weights]
+        for norm, weight in zip(frozen, weights, strict=True):
+            norm.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+        arms["Unsloth trained"] = lambda x: turn(*norms, x.q, x.k, *tables, short)
+        arms["Unsloth frozen"] = lambda x: turn(*frozen, x.q, x.k, *tables, short)
     return arms
 
 
@@ -269,7 +309,7 @@ def both_ways(arm: Arm, grads: tuple[Tensor, ...], weights: list[torch.nn.Parame
     return run
 
 
-def bench_norm(case: tuple[int, int, int, int], results: Results) -> None:
+def bench_norm(case: tuple[int, int, int, int], results: Results, *, unsloth: UnslothKernels | None) -> None:
     """Rows of norm and rotation: forward, and both ways with the weights' gradients."""
     tokens, q_heads, k_heads, dim = case
     name = f"norm+rope T={tokens:,} {q_heads}/{k_heads} d={dim}"
@@ -278,22 +318,26 @@ def bench_norm(case: tuple[int, int, int, int], results: Results) -> None:
     torch._dynamo.reset()
     weights = [torch.nn.Parameter(torch.randn(dim).cuda().bfloat16()) for _ in range(2)]
     grads = tuple(torch.randn_like(x) for x in (sets[0].q, sets[0].k))
-    arms = norm_arms(shared, weights)
+    arms = norm_arms(shared, weights, unsloth)
     for arm, call in arms.items():
-        with torch.no_grad():
-            results.add(name, arm, "eager", time_eager(call, sets), "us")
-            forward = time_graph(call, sets)
-            results.add(name, arm, "graph", forward, "us")
-            if tokens <= 2_048:
-                results.add(name, arm, "host", host_us(call, sets[0]), "us")
-        both = both_ways(call, grads, weights)
-        results.add(name, arm, "both ways eager", time_eager(both, sets), "us")
-        both_graph = time_graph(both, sets)
-        results.add(name, arm, "both ways graph", both_graph, "us")
-        results.add(name, arm, "backward", both_graph - forward, "us")
+        with left_out(name, arm):
+            with torch.no_grad():
+                agree(call, arms["padless"], sets[0])
+                results.add(name, arm, "eager", time_eager(call, sets), "us")
+                forward = time_graph(call, sets)
+                results.add(name, arm, "graph", forward, "us")
+                if tokens <= 2_048:
+                    results.add(name, arm, "host", host_us(call, sets[0]), "us")
+            both = both_ways(call, grads, [] if arm.endswith("frozen") else weights)
+            results.add(name, arm, "both ways eager", time_eager(both, sets), "us")
+            both_graph = time_graph(both, sets)
+            results.add(name, arm, "both ways graph", both_graph, "us")
+            results.add(name, arm, "backward", both_graph - forward, "us")
 
 
-def bench(case: tuple[int, int, int, int], results: Results, *, tiles: bool) -> None:
+def bench(
+    case: tuple[int, int, int, int], results: Results, *, tiles: bool, unsloth: UnslothKernels | None
+) -> None:
     """Rows of one case: every arm, the copy, padless' share of it, memory."""
     tokens, q_heads, k_heads, dim = case
     name = f"T={tokens:,} {q_heads}/{k_heads} d={dim}"
@@ -328,16 +372,18 @@ def bench(case: tuple[int, int, int, int], results: Results, *, tiles: bool) -> 
         rope_launch.tile_for = usual
         rope_launch._LAUNCHES.clear()
         return
-    for arm, call in arms_for(shared).items():
+    arms = arms_for(shared, unsloth)
+    for arm, call in arms.items():
         if tokens > 131_072 and arm.startswith("HF"):
             continue
-        results.add(name, arm, "eager", time_eager(call, sets), "us")
-        graph = time_graph(call, sets)
-        results.add(name, arm, "graph", graph, "us")
-        results.add(name, arm, "of copy", ceiling / graph, "share")
-        if tokens <= 2_048:
-            results.add(name, arm, "host", host_us(call, sets[0]), "us")
-    arms = arms_for(shared)
+        with left_out(name, arm):
+            agree(call, arms["padless new tensors"], sets[0])
+            results.add(name, arm, "eager", time_eager(call, sets), "us")
+            graph = time_graph(call, sets)
+            results.add(name, arm, "graph", graph, "us")
+            results.add(name, arm, "of copy", ceiling / graph, "share")
+            if tokens <= 2_048:
+                results.add(name, arm, "host", host_us(call, sets[0]), "us")
     results.add(
         name, "padless cu_seqlens", "memory", peak_bytes(lambda: arms["padless cu_seqlens"](sets[0])), "B"
     )
@@ -358,15 +404,24 @@ def main() -> None:
     parser.add_argument("--tiles", action="store_true", help="time tiles instead of peers")
     parser.add_argument("--cases", type=int, nargs="*", help="numbers of the cases, from 0")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "bench_rope.jsonl")
+    parser.add_argument("--unsloth", type=Path, help="folder of Unsloth's unpacked wheels")
     options = parser.parse_args()
+    unsloth = None
+    try:
+        unsloth = load_unsloth(options.unsloth) if options.unsloth else None
+        print("" if unsloth else "left out: Unsloth (no --unsloth FOLDER)")
+    except ImportError as error:
+        print(f"left out: Unsloth ({error})")
+    begin = time.perf_counter()
     results = Results(bench="bench_rope", path=options.output)
     for number in options.cases if options.cases is not None else range(len(CASES)):
-        bench(CASES[number], results, tiles=options.tiles)
+        bench(CASES[number], results, tiles=options.tiles, unsloth=unsloth)
         torch.cuda.empty_cache()
     if options.cases is None and not options.tiles:
         for case in NORM_CASES:
-            bench_norm(case, results)
+            bench_norm(case, results, unsloth=unsloth)
             torch.cuda.empty_cache()
+    print(f"{time.perf_counter() - begin:.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -1,212 +1,247 @@
-"""Training steps on a GPU: padded, padding-free as transformers does it, and packed by padless.
+"""Training steps on a GPU: padded, padding-free as transformers and TRL do it, and packed by padless.
 
-    python scripts/bench_training.py PACKED [--model NAME] [--arms NAME ...] [--steps N] [--record]
+    pack-dataset build alpaca_data.json --tokenizer qwen3/ --template qwen3/chatml.generation.jinja \\
+        --max-length 16384 --limit 14000 --output alpaca
+    python scripts/make_mixed_rows.py mix.jsonl
+    pack-dataset build mix.jsonl --format tokenized --tokenizer packer/demo_data/tokenizer \\
+        --max-length 16384 --output mix
+    python scripts/bench_training.py alpaca mix [--model NAME] [--arms NAME ...] [--seconds N]
 
-PACKED is a packed folder. Every arm trains the same architecture, with random weights of the real sizes, on
-sequences of that folder: throughput and memory do not depend on what the weights have learned. `padded` has
-rows of single sequences in drawn order, filled up to the longest of their batch, under SDPA; `transformers`
-has the packs, with the boundaries and SDPA that transformers gives them by itself; `padless` the packs and
-`prepare_model`; `padless liger` its norms, MLP and loss from Liger too. Steps of an arm hold about the same
-number of real tokens as those of the others. Every arm runs in a process of its own, so that one which runs
-out of memory says so and the rest go on.
+Every arm (scripts/training_arms.py) trains the same architecture, with random weights of the real sizes, in
+bf16 with a fused AdamW and an update after every batch, on sequences of the same folder, in a process of its
+own: one that runs out of memory says so, and the rest go on. The padded arms have run every shape before the
+clock starts (what the first time cost stands beside it), and their batches lie on the device; the packed ones
+stream. A row that is there already is not measured again without --fresh, so a run can be taken up again.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import itertools
+import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
 import torch
 from bench_results import Results
+from training_arms import ARMS
+from training_batches import Batch, Sequence, drawn, packed, padded, sequences_of, streamed, widest
+from training_clock import (
+    ON_GPU,
+    Timed,
+    Trainer,
+    activation_bytes,
+    host_seconds,
+    kernel_seconds,
+    percentiles,
+    time_steps,
+)
+from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
 
-from padless.runtime.models import prepare_model
-from padless.runtime.reader import PackedReader
-from padless.runtime.stream import PackedStream
-
-MODELS = {
-    # hidden, MLP, layers, heads, KV heads, head size, vocabulary
-    "tiny": (64, 128, 2, 4, 2, 16, 4_096),
-    "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128, 151_936),
-    "qwen3-1.7b": (2048, 6144, 28, 16, 8, 128, 151_936),
-    "qwen3-4b": (2560, 9728, 36, 32, 8, 128, 151_936),
-    "qwen3-8b": (4096, 12288, 36, 32, 8, 128, 151_936),
-}
-"""Sizes of the published configurations; 4B and smaller tie their embeddings."""
-WARM_UP = 5
-PEAK = 989e12
-"""Dense bf16 operations a second of an H100 or H200."""
-
-Batch = dict[str, Any]
-
-
-def make_model(name: str, device: str) -> Any:
-    """Qwen3 of that size, random weights, bf16 on a GPU; the same for every arm."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    hidden, mlp, layers, heads, kv_heads, head_dim, vocabulary = MODELS[name]
-    config = Qwen3Config(
-        hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=head_dim, vocab_size=vocabulary,
-        tie_word_embeddings=name != "qwen3-8b", max_position_embeddings=40_960, attn_implementation="sdpa",
-    )  # fmt: skip
-    with torch.device(device):
-        torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
-        model = Qwen3ForCausalLM(config)
-        torch.set_default_dtype(torch.float32)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.train()
+WARM_UP = 3
+"""Steps of a packed arm before the clock starts."""
+PROFILED = 2
+"""Steps whose kernels are timed one by one."""
+DONE = "tokens a second"
+FULL = "out of memory"
+GIB = 2**30
 
 
-def padded_batches(path: Path, rows: int, seed: int, device: str) -> Iterator[tuple[Batch, int]]:
-    """Batches of single sequences and their real tokens; pages of a book in drawn order."""
-    reader = PackedReader(path)
-    sequences = [
-        (pack.input_ids[end - n : end], pack.labels[end - n : end])
-        for pack in (reader[number] for number in range(min(len(reader), 4000)))
-        for n, end in zip(pack.seq_lengths.tolist(), np.cumsum(pack.seq_lengths).tolist(), strict=True)
+def case_of(options: argparse.Namespace, folder: Path) -> str:
+    """What arms are compared within."""
+    again = {"on": True, "off": False, "auto": options.model in CHECKPOINTED}[options.checkpointing]
+    return f"{options.model}, {folder.name}" + (", checkpointed" if again else "")
+
+
+def label_of(name: str, options: argparse.Namespace) -> str:
+    """An arm in the rows; what `prepare` took comes behind it."""
+    if ARMS[name].is_padded:
+        return f"{name}, {options.rows} rows"
+    return name if options.packs == 1 else f"{name}, {options.packs} packs"
+
+
+def is_done(case: str, label: str, path: Path) -> bool:
+    """Whether an arm has been measured, or found too large."""
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return any(
+        row["case"] == case
+        and row["metric"] in (DONE, FULL)
+        and (row["arm"] == label or row["arm"].startswith(f"{label}, "))
+        for row in rows
+    )
+
+
+def batches_of(
+    form: str, batches: list[list[Sequence]], options: argparse.Namespace, folder: Path, device: str
+) -> tuple[list[Batch], Iterator[Batch]]:
+    """Those to begin with, and those to be timed."""
+    if form == "packed":
+        stream = streamed(folder, options.packs, device)
+        return list(itertools.islice(stream, WARM_UP)), stream
+    every = [padded(batch, device) for batch in batches[: options.steps]]
+    return list({batch.shape: batch for batch in reversed(every)}.values())[::-1], iter(every)
+
+
+def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
+    """One arm, in this process, as soon as a line comes in."""
+    arm, case, label = ARMS[name], case_of(options, folder), label_of(name, options)
+    results = Results(bench="bench_training", path=options.output)
+    every = sequences_of(folder)
+    batches = drawn(every, options.rows, grouped=arm.form == "grouped")
+    if not sys.stdin.readline():  # whoever started it has gone
+        return
+    began = time.perf_counter()
+    device = "cuda" if ON_GPU else "cpu"
+
+    def add(metric: str, value: float, unit: str = "") -> None:
+        results.add(case, label, metric, value, unit)
+
+    try:
+        model = make_model(options.model, device, checkpointing="checkpointed" in case)
+        short = packed(every[:3], device)
+        how = arm.prepare(model, short, folder)
+        label = f"{label}, {how}" if how else label
+        trainer = Trainer(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-6, fused=ON_GPU))
+        first, rest = batches_of(arm.form, batches, options, folder, device)
+        print(f"  {label}: model and batches after {time.perf_counter() - began:.1f} s", flush=True)
+        cold = time_steps(trainer, first, len(first), options.seconds)
+        if arm.is_padded:
+            seen = {batch.shape for batch in cold.batches}
+            rest = itertools.cycle([batch for batch in rest if batch.shape in seen])
+        print(f"  {label}: warm after {time.perf_counter() - began:.1f} s", flush=True)
+        if ON_GPU:
+            torch.cuda.reset_peak_memory_stats()
+        timed = time_steps(trainer, rest, options.steps, options.seconds)
+        add_speed(add, model, timed)
+        add("tokens an epoch", sum(len(ids) for ids, _ in every))
+        if arm.is_padded:
+            add("tokens a second, cold", cold.tokens / cold.seconds, "/s")
+        if ON_GPU:
+            add("peak memory", torch.cuda.max_memory_allocated() / GIB, "GiB")
+    except torch.OutOfMemoryError as problem:
+        print(f"  {str(problem).splitlines()[0]}", flush=True)
+        add(FULL, 1)
+        return
+    same = (padded if arm.is_padded else packed)(widest(drawn(every, options.rows, grouped=False)), device)
+    probes: list[Callable[[], None]] = [
+        lambda: add_host(add, trainer, short if arm.form == "packed" else first[0], timed)
     ]
-    order = np.random.default_rng(seed).permutation(len(sequences))
-    for first in range(0, len(order) - rows + 1, rows):
-        chosen = [sequences[number] for number in order[first : first + rows]]
-        longest = max(len(ids) for ids, _ in chosen)
-        ids = torch.zeros(rows, longest, dtype=torch.int64)
-        labels = torch.full((rows, longest), -100)
-        mask = torch.zeros(rows, longest, dtype=torch.int64)
-        for row, (tokens, wanted) in enumerate(chosen):
-            ids[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
-            labels[row, : len(tokens)] = torch.from_numpy(wanted.astype(np.int64))
-            mask[row, : len(tokens)] = 1
-        batch = {"input_ids": ids, "labels": labels, "attention_mask": mask}
-        yield (
-            {name: x.to(device, non_blocking=True) for name, x in batch.items()} | {"use_cache": False},
-            int(mask.sum()),
-        )
+    if ON_GPU:
+        probes += [lambda: add_idle(add, trainer, timed), lambda: add_memory(add, trainer, timed, same)]
+    for probe in probes:
+        try:
+            probe()
+        except (RuntimeError, AttributeError) as problem:  # the profiler's, or memory for gradients beside
+            print(f"  {label}: {str(problem).splitlines()[0]}", flush=True)
+        trainer.optimizer.zero_grad(set_to_none=True)
+    print(f"  {label}: done after {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def packed_batches(path: Path, packs: int, seed: int, device: str) -> Iterator[tuple[Batch, int]]:
-    """padless' own batches and their tokens."""
-    for batch in PackedStream(path, packs_per_batch=packs, seed=seed, rank=0, world_size=1):
-        yield batch.to(device).model_inputs(), batch["input_ids"].shape[1]
+Add = Callable[..., None]
 
 
-def operations(model: Any, tokens: int, cost: float) -> float:
-    """Of a step: six for each weight and token, two more for a forward done again, and attention's."""
-    config = model.config
-    weights = sum(p.numel() for p in model.parameters())
-    if not config.tie_word_embeddings:  # the input's embeddings are looked up, not multiplied
-        weights -= config.vocab_size * config.hidden_size
-    width = config.num_attention_heads * config.head_dim
-    return 8 * weights * tokens + 8 * 2 * config.num_hidden_layers * width * cost
+def add_speed(add: Add, model: torch.nn.Module, timed: Timed) -> None:
+    """Tokens, steps and what is derived from them."""
+    add(DONE, timed.tokens / timed.seconds, "/s")
+    add("tokens a second, without updates", timed.tokens / (timed.seconds - sum(timed.updates)), "/s")
+    for metric, value in zip(("step, 10 %", "step", "step, 90 %"), percentiles(timed.steps), strict=True):
+        add(metric, value * 1e3, "ms")
+    add("steps", len(timed.steps))
+    add("tokens a step", timed.tokens / len(timed.steps))
+    add("useful", timed.useful, "share")
+    work = sum(operations(model, batch.lengths) for batch in timed.batches)
+    add("MFU", work / timed.seconds / PEAK, "share")
+    add("first loss", timed.first_loss)
 
 
-def measure(
-    model: Any, batches: Iterator[tuple[Batch, int]], steps: int, seconds: float, device: str
-) -> dict[str, float]:
-    """Real tokens a second, the median step, peak memory, the first loss, over steps after a warm-up."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device == "cuda")
-    synchronize: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times: list[float] = []
-    tokens = padded = 0
-    first_loss = None
-    work = 0.0
-    started = time.perf_counter()
-    for number, (batch, real) in enumerate(batches):
-        if number == WARM_UP:
-            synchronize()
-            if device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        synchronize()
-        if first_loss is None:
-            first_loss = loss.item()
-        if number >= WARM_UP:
-            times.append(time.perf_counter() - begin)
-            tokens += real
-            padded += batch["input_ids"].numel()
-            bounds = batch.get("cu_seq_lens_q")
-            lengths = bounds.diff() if bounds is not None else batch["attention_mask"].sum(1)
-            work += operations(model, real, float((lengths.double() ** 2).sum()) / 2)
-        if len(times) >= steps or time.perf_counter() - started > seconds:
-            break
-    if not times or first_loss is None:
-        raise SystemExit("too few batches, or too little time, for a step after the warm-up")
-    found = {
-        "tokens a second": tokens / sum(times),
-        "step": statistics.median(times) * 1e3,
-        "steps": len(times),
-        "useful": tokens / padded,
-        "MFU": work / sum(times) / PEAK,
-        "first loss": first_loss,
-    }
-    if device == "cuda":
-        found["peak memory"] = torch.cuda.max_memory_allocated() / 2**30
-    return found
+def add_host(add: Add, trainer: Trainer, short: Batch, timed: Timed) -> None:
+    """How long Python takes to launch a step, and of the step as it was timed."""
+    seconds = host_seconds(trainer, short)
+    add("host", seconds * 1e3, "ms")
+    add("host share", seconds / percentiles(timed.steps)[1], "share")
 
 
-UNITS = {
-    "tokens a second": "/s",
-    "step": "ms",
-    "useful": "share",
-    "MFU": "share",
-    "peak memory": "GiB",
-}
-ARMS = ("padded", "transformers", "padless", "padless liger")
+def add_idle(add: Add, trainer: Trainer, timed: Timed) -> None:
+    """The device's time in kernels against that of the same steps when they were timed."""
+    profiled = timed.batches[:PROFILED]
+    kernels = kernel_seconds(trainer, profiled)
+    busy, wall = sum(kernels.values()), sum(timed.steps[:PROFILED])
+    add("idle", 1 - busy / wall, "share")
+    for name in sorted(kernels, key=lambda name: -kernels[name])[:15]:
+        own = kernels[name]
+        print(f"    {own / len(profiled) * 1e3:9.2f} ms a step {own / busy:6.1%}  {name[:90]}", flush=True)
 
 
-def run_arm(arm: str, options: argparse.Namespace, results: Results) -> None:
-    """One arm, in this process."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = make_model(options.model, device)
-    name = options.packed.name
-    if arm == "padded":
-        batches = padded_batches(options.packed, options.rows, 0, device)
-        case = f"{options.model}, {name}, {options.rows} rows"
-    else:
-        if arm.startswith("padless"):
-            prepare_model(model, liger=arm == "padless liger", data=options.packed)
-        batches = packed_batches(options.packed, options.packs, 0, device)
-        case = f"{options.model}, {name}, {options.packs} packs"
-    for metric, value in measure(model, batches, options.steps, options.seconds, device).items():
-        results.add(case, arm, metric, value, UNITS.get(metric, ""))
+def add_memory(add: Add, trainer: Trainer, timed: Timed, same: Batch) -> None:
+    """Activations of the sequences of the widest padded batch, in either form, and of an own step."""
+    own = max(timed.batches, key=lambda batch: batch.computed)
+    for metric, batch in ((", same sequences", same), ("", own)):
+        add(f"activation memory{metric}", activation_bytes(trainer, batch) / GIB, "GiB")
+        add(f"tokens{metric or ', activation memory'}", batch.tokens)
 
 
-def main() -> None:
-    """Reads the options and runs each arm in a process of its own."""
+def start(name: str, folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
+    """A process for one arm, which loads what it needs and waits for its turn."""
+    command = [sys.executable, *sys.argv, "--here", name, "--folder", str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def parse() -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("packed", type=Path)
+    parser.add_argument("packed", type=Path, nargs="+")
     parser.add_argument("--model", choices=MODELS, default="qwen3-0.6b")
-    parser.add_argument("--arms", nargs="*", choices=ARMS, default=ARMS)
+    parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS))
     parser.add_argument("--rows", type=int, default=8, help="sequences of a padded batch")
     parser.add_argument("--packs", type=int, default=1, help="packs of a packed batch")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=60, help="of an arm, at most")
+    parser.add_argument("--steps", type=int, default=100, help="timed ones, at most")
+    parser.add_argument("--seconds", type=float, default=30, help="of timed steps, at most")
+    parser.add_argument("--limit", type=float, default=180, help="seconds of a whole arm, at most")
+    parser.add_argument("--checkpointing", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--fresh", action="store_true", help="measure what is there already again")
     parser.add_argument(
         "--output", type=Path, default=Path(__file__).parent / "results" / "bench_training.jsonl"
     )
     parser.add_argument("--here", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run each arm in a process of its own, the next of which loads its libraries meanwhile."""
+    options = parse()
     if options.here:
-        run_arm(options.here, options, Results(bench="bench_training", path=options.output))
+        run_arm(options.here, options, options.folder)
         return
+    wanted = [
+        (name, folder)
+        for folder in options.packed
+        for name in options.arms
+        if options.fresh or not is_done(case_of(options, folder), label_of(name, options), options.output)
+    ]
     failed = []
-    for arm in options.arms:
-        run = subprocess.run([sys.executable, *sys.argv, "--here", arm], stderr=subprocess.PIPE, text=True)
-        if run.returncode:
-            lines = run.stderr.strip().splitlines()
-            failed.append(f"{arm}: {lines[-1] if lines else run.returncode}")
-            print(f"{arm} failed: {failed[-1]}", flush=True)
+    waiting = start(*wanted[0], options) if wanted else None
+    for number, (name, folder) in enumerate(wanted):
+        running = waiting
+        assert running is not None
+        waiting = start(*wanted[number + 1], options) if number + 1 < len(wanted) else None
+        try:
+            _, told = running.communicate("go\n", timeout=options.limit)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            _, told = running.communicate()
+            told += f"\nit took more than {options.limit:.0f} s"
+        if running.returncode:
+            lines = told.strip().splitlines()
+            failed.append(f"{name} on {folder.name}: {lines[-1] if lines else running.returncode}")
+            print("\n".join(lines[-12:]), flush=True)
+            print(f"failed: {failed[-1]}", flush=True)
     if failed:
         raise SystemExit("; ".join(failed))
 

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rank_tables import loss_curves, ranks_idle
+from training_tables import training_speed
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
 README = ROOT / "README.md"
@@ -103,49 +106,66 @@ def rope_speed(rows: Rows) -> str:
         value = last.get((case, arm, metric))
         return "-" if value is None else f"{value:,.1f}{unit}" if unit else f"{value:.1%}"
 
-    peers = ("Liger", "HF compiled", "HF eager")
-    lines = [
-        "| forward | padless | of a copy | launched from Python | Liger | HF compiled | HF eager |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    def measured(*arms: str, metric: str) -> list[str]:
+        return [arm for arm in arms if any(key[1:] == (arm, metric) for key in last)]
+
+    peers = measured("Liger", "Unsloth", "HF compiled", "HF eager", metric="of copy")
+    head = ("forward", "padless", "of a copy", "launched from Python", *peers)
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     own = "padless cu_seqlens"
     for case in cases:
         if (case, own, "graph") in last:
             mine = (cell(case, own, "graph"), cell(case, own, "of copy", ""), cell(case, own, "eager"))
             theirs = (f"{cell(case, peer, 'graph')} / {cell(case, peer, 'eager')}" for peer in peers)
             lines.append(f"| {' | '.join((case, *mine, *theirs))} |")
-    lines += ["", "| forward and backward | padless | HF compiled | HF eager |", "|---|---|---|---|"]
+    normed = ("padless", "Unsloth frozen", "Unsloth trained", "HF compiled", "HF eager")
+    arms = measured(*normed, metric="both ways graph")
+    lines += ["", f"| forward and backward | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
     for case in cases:
         if (case, "padless", "both ways graph") in last:
-            times = (cell(case, arm, "both ways graph") for arm in ("padless", *peers[1:]))
+            times = (cell(case, arm, "both ways graph") for arm in arms)
             lines.append(f"| {' | '.join((case, *times))} |")
     told = rows[-1]
-    wanted = ("torch", "triton", "transformers", "liger-kernel")
-    versions = ", ".join(f"{name} {told['versions'][name]}" for name in wanted)
+    wanted = ("torch", "triton", "transformers", "liger-kernel", "unsloth")
+    versions = ", ".join(f"{name} {told['versions'][name]}" for name in wanted if name in told["versions"])
     return "\n".join([*lines, "", f"{told['hardware']}; {versions}; {told['date']}."])
 
 
 def attention_speed(rows: Rows) -> str:
     """Varlen attention, forward and both ways: the backends beside the floor, and what `auto` takes."""
     last = {(row["case"], row["arm"], row["metric"]): row["value"] for row in rows}
-    arms = ("floor", "flash_attn_4", "flash", "flex", "efficient")
+    known = ("floor", "short", "flash_attn_4", "flash", "flex", "efficient")
+    arms = [arm for arm in known if any(key[1:] == (arm, "both ways") for key in last)]
+
+    def cell(case: str, arm: str) -> str:
+        times = (last.get((case, arm, metric)) for metric in ("forward", "both ways"))
+        return " / ".join("-" if time is None else f"{time:,.0f}" for time in times) + " us"
+
     lines = [f"| forward / both ways | {' | '.join(arms)} | auto takes |", "|---|" + "---|" * (len(arms) + 1)]
     for case in dict.fromkeys(row["case"] for row in rows):
-        if (case, "floor", "forward") in last:
-            cells = [
-                " / ".join(f"{last[case, arm, metric]:,.0f}" for metric in ("forward", "both ways")) + " us"
-                for arm in arms
-            ]
-            picked = [arm for name, arm, metric in last if name == case and arm.startswith("auto: ")]
-            share = last[case, picked[0], "both ways, of fastest"]
-            told = f"{picked[0].removeprefix('auto: ')}, {share:.2f} x the fastest"
-            lines.append(f"| {' | '.join((case, *cells, told))} |")
+        if (case, "floor", "forward") not in last:
+            continue
+        picked = [row for row in rows if row["case"] == case and row["metric"] == "both ways, of fastest"]
+        told = "-"
+        if picked:
+            told = f"{picked[-1]['arm'].removeprefix('auto: ')}, {picked[-1]['value']:.2f} x the fastest"
+        lines.append(f"| {' | '.join((case, *(cell(case, arm) for arm in arms), told))} |")
     hosts = ", ".join(f"{arm} {last['T=256', arm, 'host']:.0f} us" for arm in arms[1:])
+    lines += ["", f"Host time of a forward call: {hosts}."]
+    turned = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm.startswith("rope + ")]
+    if turned:
+        lines += [
+            "",
+            f"| rotation too | fused | {' | '.join(turned)} |",
+            "|---|" + "---|" * (len(turned) + 1),
+        ]
+        for case in dict.fromkeys(row["case"] for row in rows if row["arm"] == "fused"):
+            if (case, "fused", "both ways") in last:
+                lines.append(f"| {' | '.join((case, *(cell(case, arm) for arm in ('fused', *turned))))} |")
     about = rows[-1]
     wanted = ("torch", "triton", "flash-attn-4")
     versions = ", ".join(f"{name} {about['versions'][name]}" for name in wanted)
-    place = f"{about['hardware']}; {versions}; {about['date']}."
-    return "\n".join([*lines, "", f"Host time of a forward call: {hosts}.", "", place])
+    return "\n".join([*lines, "", f"{about['hardware']}; {versions}; {about['date']}."])
 
 
 def stream_speed(rows: Rows) -> str:
@@ -196,6 +216,9 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "bench_plan": plan_speed,
     "bench_rope": rope_speed,
     "bench_attention": attention_speed,
+    "bench_training": training_speed,
+    "loss_curves": loss_curves,
+    "bench_ranks": ranks_idle,
 }
 
 

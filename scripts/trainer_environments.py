@@ -110,7 +110,9 @@ TRAINERS: Mapping[str, Trainer] = {
     "automodel": Trainer(bare=("nemo-automodel==0.7.0",), tests=("test_trainers_automodel",)),
     "trl": Trainer(needs=("trl==1.16.0",), tests=("test_trl",)),
     "unsloth": Trainer(
-        needs=("trl==1.16.0",), bare=("unsloth==2026.10.9",), tests=("test_trainers_unsloth",)
+        needs=("trl==1.16.0", "triton==3.9.0"),
+        bare=("unsloth==2026.10.9", "unsloth_zoo==2026.10.9"),
+        tests=("test_trainers_unsloth",),
     ),
     "trl-current": Trainer(needs=("trl>=1.16", "transformers>=5", "accelerate>=1"), tests=("test_trl",)),
 }

@@ -13,7 +13,15 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from padless.runtime.attention import AUTO, BACKENDS, Choice, boundaries_of, varlen_attention  # noqa: E402
+from padless.runtime import attention  # noqa: E402
+from padless.runtime.attention import (  # noqa: E402
+    AUTO,
+    BACKENDS,
+    Choice,
+    boundaries_of,
+    choose,
+    varlen_attention,
+)
 from padless.runtime.errors import AttentionError, BackendError  # noqa: E402
 
 LENGTHS = [5, 1, 9, 3]
@@ -233,6 +241,36 @@ def test_what_is_made_of_boundaries_is_made_once_a_batch() -> None:
     assert all(layer is layers[0] for layer in layers)
     assert layers[0].made("mask", object) is layers[3].made("mask", object)
     assert boundaries_of(bounds_of(LENGTHS), 9, sum(LENGTHS)) is not layers[0]
+
+
+def test_layers_of_a_batch_are_checked_once_and_other_calls_on_its_boundaries_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def counted(request: Any, backend: str) -> str:
+        asked.append(request)
+        return choose(request, backend)
+
+    monkeypatch.setattr(attention, "choose", counted)
+    bounds = bounds_of(LENGTHS)
+    q, k, v = inputs()
+    for _ in range(3):
+        varlen_attention(q, k, v, bounds, 9)
+        varlen_attention(q, k, v, bounds, 9, scale=0.2)
+    assert len(asked) == 1
+    with torch.no_grad():
+        varlen_attention(q, k, v, bounds, 9)
+    sinks = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    for changed in ({"window": 2}, {"softcap": 2.0}, {"sinks": sinks}, {"sinks": sinks.detach()}):
+        varlen_attention(q, k, v, bounds, 9, **changed)
+    varlen_attention(q[:, :4], k, v, bounds, 9)
+    assert len(asked) == 7
+    assert [r.backward for r in asked] == [True, False, True, True, True, True, True]
+    with pytest.raises(AttentionError, match="5 heads of q"):
+        varlen_attention(q[:, :5], k, v, bounds, 9)
+    with pytest.raises(BackendError, match="'flash' cannot"):
+        varlen_attention(q, k, v, bounds, 9, backend="flash")
 
 
 @pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["all"]], ids=["plain", "all"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.attention.flex_attention import BlockMask  # noqa: E402
 
-from padless.runtime.attention import Boundaries, Options  # noqa: E402
+from padless.runtime.attention import Boundaries, Options, flex  # noqa: E402
 from padless.runtime.attention.flex import BLOCK, block_mask  # noqa: E402
 from padless.runtime.attention.sdpa_mask import block_mask as pairs  # noqa: E402
 
@@ -82,3 +85,26 @@ def test_the_block_mask_sees_what_pairs_of_tokens_see(
 
     at = torch.arange(sum(lengths))
     assert torch.equal(mask.mask_mod(None, None, at[:, None], at[None, :]), seen)
+
+
+def test_kinds_of_calls_are_compiled_apart_and_none_falls_back_to_plain_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch.compile gives up on a function after a few programs, with a warning, and runs it as it is."""
+    compiled: list[Any] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(flex, "flex_attention", lambda q, k, v, **_: q * 2)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count, dynamic=False))
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for heads in (1, 2):
+            attend = flex.compiled_for(("kind", heads))
+            for tokens in (5, 6, 5):
+                q = torch.ones(1, heads, tokens, 8)
+                assert torch.equal(attend(q, q, q, block_mask=None), q * 2)
+        assert len(compiled) == 4
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            attend(q[:, :, :4], q, q, block_mask=None)

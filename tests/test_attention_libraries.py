@@ -50,8 +50,9 @@ def request(**changed: Any) -> Request:
     """What a usual call on a GPU asks for."""
     usual: dict[str, Any] = {
         "device": torch.device("cuda", 0), "dtype": torch.bfloat16, "head_dim": 128, "q_heads": 32,
-        "k_heads": 8, "tokens": 16_384, "sequences": 100, "max_seqlen": 800, "causal": True, "window": False,
-        "softcap": False, "sinks": False, "deterministic": False, "backward": True,
+        "k_heads": 8, "tokens": 16_384, "sequences": 100, "max_seqlen": 800,
+        "mean_length": None, "causal": True, "window": False, "softcap": False, "sinks": False,
+        "deterministic": False, "backward": True,
     }  # fmt: skip
     return Request(**usual | changed)
 

@@ -14,9 +14,7 @@ from attending import attend_slowly, bounds_of  # noqa: E402
 from padless.kernels import short_attention_work  # noqa: E402
 from padless.runtime import attention  # noqa: E402
 from padless.runtime.attention import (  # noqa: E402
-    AUTO,
     BACKENDS,
-    Choice,
     Options,
     Request,
     backend,
@@ -37,8 +35,8 @@ PLAIN = Options(True, 8**-0.5, None, None, None, False)
 def request(**changed: Any) -> Request:
     given: dict[str, Any] = {
         "device": torch.device("cuda"), "dtype": torch.bfloat16, "head_dim": 128, "q_heads": 32, "k_heads": 8,
-        "tokens": 16_384, "sequences": 100, "max_seqlen": 700, "causal": True, "window": False,
-        "softcap": False, "sinks": False, "deterministic": False, "backward": True,
+        "tokens": 16_384, "sequences": 100, "max_seqlen": 700, "mean_length": 230.0, "causal": True,
+        "window": False, "softcap": False, "sinks": False, "deterministic": False, "backward": True,
     }  # fmt: skip
     return Request(**given | changed)
 
@@ -99,42 +97,42 @@ def test_a_batch_on_a_device_knows_its_boundaries_without_waiting() -> None:
     assert boundaries_of(moved, 10, 18).lengths() == LENGTHS
 
 
-@pytest.fixture
-def in_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`auto` with the places that the kernels alone would have by their measured times."""
-    first = Choice("short", tokens=16_384, mean_length=512, capability=(9, 0))
-    later = Choice("short", tokens=16_384, mean_length=8_192, capability=(9, 0))
-    monkeypatch.setattr(attention, "AUTO", (first, *AUTO[:2], later, *AUTO[2:]))
-
-
-def test_it_is_taken_by_name_alone(device: Callable[..., None]) -> None:
-    device((9, 0))
-    assert choose(request()) == "flash"
-    assert choose(request(), "short") == "short"
-
-
-def test_a_choice_is_for_long_rows_of_short_sequences(device: Callable[..., None], in_auto: None) -> None:
+def test_auto_takes_it_for_long_rows_of_short_sequences(device: Callable[..., None]) -> None:
     device((9, 0))
     assert choose(request()) == "short"
-    assert choose(request(tokens=16_383)) == "flash"
-    assert choose(request(tokens=32_768, sequences=4)) == "short"
-    assert choose(request(tokens=32_769, sequences=4)) == "flash"
+    assert choose(request(tokens=8_191)) == "flash"
+    assert choose(request(mean_length=8_192.0)) == "short"
+    assert choose(request(mean_length=8_192.1)) == "flash"
 
 
-def test_a_faster_library_takes_longer_ones(device: Callable[..., None], in_auto: None) -> None:
-    device((9, 0), "flash-attn-4")
-    assert choose(request(sequences=32)) == "short"
-    assert choose(request(sequences=31)) == "flash_attn_4"
+@pytest.mark.parametrize("library", ["flash-attn-4", "FlashAttention-3 (flash_attn_interface)"])
+def test_a_faster_library_takes_longer_ones(device: Callable[..., None], library: str) -> None:
+    device((9, 0), library)
+    assert choose(request(mean_length=700.0)) == "short"
+    assert choose(request(mean_length=701.0)).startswith("flash_attn_")
 
 
-def test_a_choice_leaves_devices_that_were_not_measured(device: Callable[..., None], in_auto: None) -> None:
+def test_boundaries_that_only_the_device_knows_are_not_waited_for(device: Callable[..., None]) -> None:
+    device((9, 0))
+    assert choose(request(mean_length=None)) == "flash"
+    assert choose(request(mean_length=None), "short") == "short"
+
+
+def test_lengths_are_those_of_the_sequences_that_tokens_lie_in() -> None:
+    """Eight sequences of one token and one of 8 are no row of short sequences."""
+    assert boundaries_of(bounds_of([8, *[1] * 8]), 8, 16).mean_length() == (64 + 8) / 16
+    assert boundaries_of(bounds_of([4, 4, 0, 0]), 4, 8).mean_length() == 4
+    assert boundaries_of(torch.empty(3, dtype=torch.int32, device="meta"), 4, 8).mean_length() is None
+
+
+def test_a_choice_leaves_devices_that_were_not_measured(device: Callable[..., None]) -> None:
     device((8, 0))
     assert choose(request()) == "flash"
     assert choose(request(), "short") == "short"
 
 
 def test_a_graph_that_is_captured_takes_none_of_its_tiles(
-    device: Callable[..., None], monkeypatch: pytest.MonkeyPatch, in_auto: None
+    device: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be replayed over other boundaries in the same memory."""
     device((9, 0))

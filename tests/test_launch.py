@@ -119,3 +119,13 @@ def test_what_the_driver_refuses_triton_tries_and_explains(monkeypatch: pytest.M
     driver, kernel = use(monkeypatch, StandIn(SIZES, result=201)), compiled()
     launch.keep(kernel, (10, 1, 1), FIRST, 4)(77, 48, 64, 6, 0.5)
     assert len(driver.calls) == len(kernel.ran) == 1
+
+
+@pytest.mark.parametrize("result", [0, 201])
+def test_a_kernel_is_launched_again_over_another_grid(monkeypatch: pytest.MonkeyPatch, result: int) -> None:
+    driver, kernel = use(monkeypatch, StandIn(SIZES, result)), compiled()
+    again = launch.keep(kernel, (10, 2, 1), FIRST, 4)
+    again(77, 48, 64, 6, 0.5, programs=30)
+    again(77, 48, 64, 6, 0.5)
+    assert [shape[:3] for _, shape, _, _ in driver.calls] == [[30, 2, 1], [10, 2, 1]]
+    assert [ran[:3] for ran in kernel.ran] == ([(30, 2, 1), (10, 2, 1)] if result else [])

@@ -47,21 +47,34 @@ class GELU:
 
 
 class Loss:
+    """Called by place, as autograd functions are; `seen` are the rows and the budget of each call."""
+
+    seen: list[tuple[int, int]] = []
+
     @staticmethod
-    def apply(
-        rows: Tensor,
+    def forward(
+        ctx: Any,
+        _input: Tensor,
         weight: Tensor,
         target: Tensor,
-        bias: Tensor | None,
-        _: None,
-        ignored: int,
-        a: float,
-        b: float,
-        how: str,
+        bias: Tensor | None = None,
+        ce_weight: None = None,
+        ignore_index: int = 0,
+        lse_square_scale: float = 0.0,
+        reduction: str = "mean",
+        chunk_mem_const: int = 1,
     ) -> tuple[Tensor, None]:
         calls.append("loss")
-        logits = torch.nn.functional.linear(rows, weight, bias)
-        return torch.nn.functional.cross_entropy(logits, target, ignore_index=ignored, reduction=how), None
+        Loss.seen.append((len(_input), chunk_mem_const))
+        logits = torch.nn.functional.linear(_input, weight, bias)
+        loss = torch.nn.functional.cross_entropy(
+            logits, target, ignore_index=ignore_index, reduction=reduction
+        )
+        return loss, None
+
+    @staticmethod
+    def apply(*arguments: Any) -> tuple[Tensor, None]:
+        return Loss.forward(None, *arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +110,44 @@ def test_with_all_parts_a_training_step_is_the_same(family: str, items: int | No
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_the_head_is_applied_to_tokens_that_are_trained_alone() -> None:
+    model, batch = prepare_model(tiny("qwen3"), check=True).train(), packed([9, 12]).model_inputs()
+    batch["labels"][0, 3:15] = -100
+    expected, gradients = step(model, lambda: model(**batch).loss)
+    prepare_model(model, check=True, liger=["loss"])
+    Loss.seen.clear()
+    loss, found = step(model, lambda: model(**batch).loss)
+    # Labels 1, 2 and 15 to 20: the first of a sequence has none.
+    assert [rows for rows, _ in Loss.seen] == [8]
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("trained", [1, 100, 1_024, 3_000, 16_384, 100_000])
+@pytest.mark.parametrize("vocabulary, hidden", [(96, 32), (32_000, 4_096), (151_936, 1_024), (262_144, 640)])
+def test_a_chunk_of_logits_stays_within_its_memory_and_near_it(
+    trained: int, vocabulary: int, hidden: int
+) -> None:
+    """By Liger's own rule for the rows of a chunk."""
+    weight = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, device="meta")
+    budget = model_liger._chunk_budget(trained, weight)
+    chunks = -(-vocabulary // (budget * hidden))
+    rows = min(trained, 1 << (-(-trained // chunks) - 1).bit_length())
+    by_default = min(trained, 1 << (-(-trained // -(-vocabulary // hidden)) - 1).bit_length())
+    size = rows * vocabulary * 2
+    assert size <= model_liger.LOGITS or rows == by_default
+    assert rows == trained or 4 * size >= model_liger.LOGITS
+
+
+def test_without_a_trained_token_the_loss_is_what_liger_makes_of_it() -> None:
+    model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(), packed([3, 4])
+    batch["labels"].fill_(-100)
+    loss = model(**batch.model_inputs(), num_items_in_batch=5).loss
+    assert float(loss) == 0.0
+    loss.backward()
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -112,6 +112,20 @@ def test_restored_models_are_the_first_ones(implementation: str) -> None:
     restore_model(model)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2"])
+def test_autocast_trains_packs_as_it_trains_sequences(family: str) -> None:
+    """Norms of q and k leave float32 beside a v in bfloat16: ours casts them, as torch's attention does."""
+    model, batch = tiny(family), packed(LENGTHS)
+    exact = logits_alone(model, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        apart = logits_alone(model, batch)
+        together = prepare_model(model)(**batch.model_inputs()).logits
+    noise = (apart - exact).abs().max()
+    assert noise > 0 and (together - apart).abs().max() <= 2 * noise
+    together.float().logsumexp(-1).sum().backward()
+    assert all(x.grad is None or x.grad.dtype is torch.float32 for x in model.parameters())
+
+
 def test_another_model_of_the_same_class_sees_nothing() -> None:
     first, second = tiny("llama"), tiny("llama")
     modeling = __import__("sys").modules[type(first).__module__]
@@ -231,6 +245,30 @@ def test_rotation_by_the_models_own_code_gives_the_same(family: str) -> None:
     by_kernel = prepare_model(tiny(family), check=True)(**batch).logits
     by_model = prepare_model(tiny(family), check=True, rope=False)(**batch).logits
     torch.testing.assert_close(by_kernel, by_model, **CLOSE)
+
+
+@pytest.mark.parametrize("rope", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt_oss", "cohere", "glm"])
+def test_under_autocast_attention_gets_one_type(family: str, rope: bool) -> None:
+    """Rotations and norms of most models give float32 there, where values are in 16 bits."""
+    model, batch = prepare_model(tiny(family), check=True, rope=rope), packed(LENGTHS).model_inputs()
+    expected = model(**batch).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(**batch).logits
+    assert float((found - expected).detach().norm() / expected.detach().norm()) < 0.02
+
+
+def test_norms_kept_in_float32_do_not_widen_attention() -> None:
+    """As trainers of quantized models keep them: in 16 bits but for the norms' weights."""
+    model = tiny("qwen3")
+    expected = prepare_model(model, check=True)(**packed(LENGTHS).model_inputs()).logits
+    restore_model(model).bfloat16()
+    for name, parameter in model.named_parameters():
+        if "norm" in name and ("q_" in name or "k_" in name):
+            parameter.data = parameter.data.float()
+    for rope in (True, False):
+        found = prepare_model(model, check=False, rope=rope)(**packed(LENGTHS).model_inputs()).logits
+        assert float((found - expected).detach().norm() / expected.detach().norm()) < 0.05
 
 
 def test_attention_dropout_is_refused() -> None:

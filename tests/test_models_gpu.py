@@ -31,6 +31,8 @@ def on_device(family: str, dtype: Any = None, **changes: Any) -> Any:
     sizes = {**SIZES, **changes, "max_position_embeddings": 1024}
     if family in ("gpt_neox", "phi3"):
         sizes["head_dim"] = None
+    if family == "gemma3":
+        sizes["layer_types"] = ["sliding_attention", "full_attention"] * (sizes["num_hidden_layers"] // 2)
     model = tiny(family, **sizes)
     for parameter in model.parameters():
         parameter.data.mul_(0.3 if parameter.ndim > 1 else 1.0)
@@ -41,6 +43,15 @@ def relative(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact.double()).norm() / exact.double().norm())
 
 
+def as_pack(one: dict[str, Tensor]) -> Any:
+    """A single sequence as a batch with boundaries."""
+    pack = packed([one["input_ids"].shape[1]])
+    batch = pack.to("cuda")
+    batch["input_ids"].copy_(one["input_ids"])
+    batch["labels"].copy_(one["labels"])
+    return batch
+
+
 def batch_on_device(lengths: list[int] = LENGTHS, seed: int = 0) -> Any:
     return packed(lengths, seed).to("cuda")
 
@@ -48,38 +59,33 @@ def batch_on_device(lengths: list[int] = LENGTHS, seed: int = 0) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 def test_packed_is_as_near_to_float64_as_unpacked_in_bf16(family: str, backend: str) -> None:
-    """Logits and gradients, against the same weights in float64: no more error than sequences alone have."""
+    """Gradients, against the same weights in float64: no more error than sequences alone have by it."""
     batch = batch_on_device()
 
-    def apart(model: Any) -> Callable[[], Tensor]:
+    def apart(model: Any, ones: list[Any]) -> Callable[[], Tensor]:
         def run() -> Tensor:
-            losses = [
-                model(**one, use_cache=False, num_items_in_batch=batch.num_targets).loss
-                for one in alone(batch)
-                if one["input_ids"].shape[1] > 1
-            ]
+            losses = [model(**one, num_items_in_batch=batch.num_targets).loss for one in ones]
             return torch.stack(losses).sum()
 
         return run
 
+    trained = [one for one in alone(batch) if one["input_ids"].shape[1] > 1]
     exact = on_device(family, torch.float64)
     model = on_device(family)
     exact.load_state_dict(model.state_dict())
-    _, wanted = step(exact, apart(exact))
-    _, unpacked = step(model, apart(model))
+    _, wanted = step(exact, apart(exact, [one | {"use_cache": False} for one in trained]))
     try:
         prepare_model(model, attention=backend, liger=False)
-        loss = model(**batch.model_inputs(), num_items_in_batch=batch.num_targets).loss
-        model.zero_grad()
-        loss.backward()
+        singles = [as_pack(one).model_inputs() for one in trained]
+        _, unpacked = step(model, apart(model, singles))
+        _, found = step(model, apart(model, [batch.model_inputs()]))
     except (AttentionError, IsolationError) as reason:
         if isinstance(reason, IsolationError) and "cannot do this" not in str(reason):
             raise
         pytest.skip(str(reason)[:150])
     for name, gradient in wanted.items():
-        found = dict(model.named_parameters())[name].grad
-        allowed = 1.5 * relative(unpacked[name], gradient) + 5e-3
-        assert relative(found, gradient) <= allowed, (name, relative(found, gradient), allowed)
+        allowed = 2 * relative(unpacked[name], gradient) + 5e-3
+        assert relative(found[name], gradient) <= allowed, (name, relative(found[name], gradient), allowed)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "glm", "cohere"])

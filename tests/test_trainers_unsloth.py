@@ -1,12 +1,16 @@
-"""Unsloth's own packing module on packs in TRL's trainer: `seq_lengths` become its boundaries.
+"""Unsloth's own packing module on packs in TRL's trainer, and its rotary kernels beside ours.
 
 Unsloth refuses to be imported without a GPU, so its one module that reads `seq_lengths` is loaded by itself
-and does to a trainer what Unsloth does; its patched models are not part of this.
+and does to a trainer what Unsloth does; its patched models are not part of this. Its kernels run under
+Triton's interpreter as bench_rope calls them.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ except PackageNotFoundError:
 
 import datasets  # noqa: E402
 import torch  # noqa: E402
+from conftest import ROOT  # noqa: E402
 from trainer_proofs import Given, after, compare, packs_of_demo, places  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 from trl import SFTConfig, SFTTrainer  # noqa: E402
@@ -66,3 +71,39 @@ def test_its_boundaries_are_those_of_the_packs(tmp_path: Path) -> None:
         )
     assert found == [length for row in PackedReader(packed) for length in row.seq_lengths.tolist()]
     compare("unsloth", "its packing module alone (no GPU) in TRL's `SFTTrainer`", packed, rows)
+
+
+ROTATE = """
+import sys
+from pathlib import Path
+import torch
+from peer_unsloth import load_unsloth
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from padless.kernels.qk_norm_rope import qk_norm_rope
+from padless.kernels.rope import rope_qk
+from padless.kernels.rope_tables import rope_tables
+
+unsloth = load_unsloth(Path(sys.argv[1]))
+torch.cuda.current_device, torch.cuda.get_device_capability = lambda: 0, lambda *_: (9, 0)  # it asks both
+ids = torch.arange(40)[None] % 13
+q, k = torch.randn(1, 40, 4, 16), torch.randn(1, 40, 2, 16)
+norms = [Qwen3RMSNorm(16) for _ in "qk"]
+for norm in norms:
+    torch.nn.init.normal_(norm.weight)
+cos, sin = rope_tables(64, 16)
+whole = cos.repeat(1, 2), sin.repeat(1, 2)
+ours = rope_qk(q, k, cos, sin, position_ids=ids)
+normed = qk_norm_rope(q, k, *(norm.weight for norm in norms), cos, sin, position_ids=ids)
+theirs = unsloth.rope(q.transpose(1, 2), k.transpose(1, 2), *whole, ids.int())
+norm_theirs = unsloth.norm_rope(*norms, q, k, *whole, ids.int())
+for mine, their in zip((*ours, *normed), (*theirs, *norm_theirs), strict=True):
+    torch.testing.assert_close(mine, their.transpose(1, 2))
+"""
+
+
+def test_its_rotary_kernels_turn_packed_rows_as_ours_do() -> None:
+    path = os.pathsep.join([str(ROOT / "scripts"), *sys.path])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    subprocess.run(
+        [sys.executable, "-c", ROTATE, str(UNSLOTH.locate_file(""))], check=True, env=environment, timeout=300
+    )

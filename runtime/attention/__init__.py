@@ -8,7 +8,8 @@ backend that is asked for by name and cannot is an error with the reason, never 
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from padless.runtime.attention import (
     short,
     xformers,
 )
-from padless.runtime.attention.backend import Backend, Options, Request, capability_of
+from padless.runtime.attention.backend import Backend, Forward, Options, Request, capability_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.inputs import check_inputs
 from padless.runtime.attention.opaque import forward_opaque
@@ -42,6 +43,7 @@ __all__ = [
     "attend",
     "boundaries_of",
     "choose",
+    "request_of",
     "varlen_attention",
 ]
 
@@ -66,7 +68,7 @@ class Choice(NamedTuple):
     tokens: int = 0
     """Tokens of the row, at least: below, the host's time for a call is longer than the device's."""
     mean_length: int | None = None
-    """Tokens of a sequence on average, at most."""
+    """Tokens of the sequence that a token lies in on average, at most, and known without waiting for it."""
     capability: tuple[int, int] | None = None
     """Taken on devices of this compute capability alone, where it was measured."""
     on_cpu: bool = True
@@ -77,14 +79,17 @@ class Choice(NamedTuple):
         on_cpu = request.device.type == "cpu"
         if request.tokens < self.tokens or (on_cpu and not self.on_cpu):
             return False
-        if self.mean_length is not None and request.tokens > self.mean_length * request.sequences:
+        if self.mean_length is not None and (request.mean_length or math.inf) > self.mean_length:
             return False
         return self.capability is None or (not on_cpu and capability_of(request.device) == self.capability)
 
 
+HOPPER = (9, 0)
 AUTO = (
+    Choice("short", tokens=8_192, mean_length=700, capability=HOPPER),
     Choice("flash_attn_4", tokens=8_192),
     Choice("flash_attn_3", tokens=8_192),
+    Choice("short", tokens=8_192, mean_length=8_192, capability=HOPPER),
     Choice("flash"),
     Choice("flash_attn_2"),
     Choice("efficient"),
@@ -93,8 +98,8 @@ AUTO = (
 )
 """Fastest first, as scripts/bench_attention.py found them on an H200; `sdpa` can do every call.
 
-FlashAttention-3 could not be had there; its place is by what others report. `short` is asked for by name: its
-kernels were measured, but not yet as a backend, with launches that are kept.
+`short` is passed by FlashAttention-4 at 700 to 800 tokens a sequence, and meets `flash` at 8,192.
+FlashAttention-3 could not be had there; its place is by what others report.
 """
 
 
@@ -139,21 +144,44 @@ def varlen_attention(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options, backend: str = "auto"
 ) -> Tensor:
-    """`varlen_attention` with boundaries that were checked before: for layers that share a batch."""
+    """`varlen_attention` with boundaries that were checked before: for layers that share a batch.
+
+    Checks and choice look at shapes, types and features; a batch's layers are alike, and the first pays.
+    """
+    if torch.compiler.is_compiling():
+        return _checked(q, k, v, boundaries, options, backend)(q, k, v, boundaries, options)
+    causal, scale, window, softcap, sinks, deterministic = options
+    key = (
+        backend, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        q.requires_grad or k.requires_grad or v.requires_grad, torch.is_grad_enabled(),
+        causal, window, softcap, deterministic,
+        None if sinks is None else (sinks.shape, sinks.device, sinks.requires_grad),
+        q.is_cuda and torch.cuda.is_current_stream_capturing(),
+    )  # fmt: skip
+    forward = boundaries.made(key, lambda: _checked(q, k, v, boundaries, options, backend))
+    return forward(q, k, v, boundaries, options)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options, backend: str
+) -> Forward:
+    """What does such calls; raises AttentionError and BackendError."""
     check_inputs(q, k, v, boundaries.cu_seqlens, options)
     if q.shape[0] == 0:
-        return torch.empty_like(q)
-    request = _request(q, k, v, boundaries, options)
-    # What is recorded, by a compiler or in a graph, is looked at apart from what is run.
-    recorded = torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
-    name = choose(request, backend) if recorded else _chosen(request, backend)
+        return _empty
+    name = choose(request_of(q, k, v, boundaries, options), backend)
     chosen = BACKENDS[name]
     if torch.compiler.is_compiling() and not chosen.traceable:
-        return forward_opaque(name, q, k, v, boundaries, options)
-    return chosen.forward(q, k, v, boundaries, options)
+        return partial(forward_opaque, name)
+    return chosen.forward
 
 
-def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Request:
+def _empty(q: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(q)
+
+
+def request_of(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Request:
+    """A call without its tensors."""
     sinks = options.sinks
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     wanted = wanted or (sinks is not None and sinks.requires_grad)
@@ -166,6 +194,7 @@ def _request(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
         tokens=boundaries.tokens,
         sequences=boundaries.sequences,
         max_seqlen=boundaries.max_seqlen,
+        mean_length=boundaries.mean_length(),
         causal=options.causal,
         window=options.window is not None,
         softcap=options.softcap is not None,
@@ -191,6 +220,3 @@ def choose(request: Request, backend: str = "auto") -> str:
             f"attention backend {backend!r} cannot do this: {reason}; 'auto' takes one that can"
         )
     return backend
-
-
-_chosen = lru_cache(maxsize=256)(choose)

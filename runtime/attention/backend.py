@@ -47,6 +47,8 @@ class Request(NamedTuple):
     tokens: int
     sequences: int
     max_seqlen: int
+    mean_length: float | None
+    """Tokens of the sequence that a token lies in, on average; None where only the device knows."""
     causal: bool
     window: bool
     softcap: bool
@@ -56,14 +58,18 @@ class Request(NamedTuple):
     """Whether gradients will be asked for."""
 
 
+Forward = Callable[[Tensor, Tensor, Tensor, Boundaries, Options], Tensor]
+"""q [T, Hq, D], k, v [T, Hk, D] -> [T, Hq, D], differentiable."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend:
     """One way to compute varlen attention."""
 
     unavailable: Callable[[Request], str | None]
     """Why it cannot do a call; None where it can."""
-    forward: Callable[[Tensor, Tensor, Tensor, Boundaries, Options], Tensor]
-    """q [T, Hq, D], k, v [T, Hk, D] -> [T, Hq, D], differentiable; only called where it is available."""
+    forward: Forward
+    """Only called where it is available."""
     traceable: bool = True
     """Whether torch.compile can look inside; where not, a compiled program holds it as one operator."""
 

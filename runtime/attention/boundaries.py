@@ -58,6 +58,17 @@ class Boundaries:
 
         return self.made("lengths", read)
 
+    def mean_length(self) -> float | None:
+        """Tokens of the sequence that a token lies in, on average; None where only a device knows.
+
+        What a token's queries read grows with it, which the mean of sequences says nothing of where many are
+        short and most tokens lie in long ones.
+        """
+        if self._on_host is None or torch.compiler.is_compiling():
+            return None
+        lengths = self._on_host.long().diff()
+        return int((lengths * lengths).sum()) / max(1, self.tokens)
+
     def made(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` gives, made once for these boundaries under this key."""
         if key not in self._made:

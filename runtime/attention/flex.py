@@ -53,7 +53,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
     if not q.is_cuda:  # it looks at requires_grad, whether or not anything is recorded
         q, k, v = (x.detach() for x in (q, k, v))
     eager = torch.compiler.is_compiling() or not q.is_cuda
-    attend = cast(Callable[..., Any], flex_attention) if eager else _compiled()
+    attend = cast(Callable[..., Any], flex_attention) if eager else compiled_for(_kind(q, k, v, options))
     asked = {} if options.sinks is None else {"return_aux": AuxRequest(lse=True)}
     out = attend(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),
@@ -70,9 +70,31 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
     return result
 
 
+def _kind(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Any, ...]:
+    """What a kernel is compiled for; lengths and strides are another in each pack."""
+    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    causal, scale, window, softcap, sinks, _ = options
+    return (
+        q.dtype, q.device, q.shape[1:], k.shape[1], wanted,
+        causal, scale, window is None, softcap, sinks is None,
+    )  # fmt: skip
+
+
 @cache
-def _compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention)
+def compiled_for(kind: tuple[Any, ...]) -> Callable[..., Any]:
+    """FlexAttention, compiled apart for each kind of call.
+
+    torch.compile keeps its programs with a function's code, eight of them: a process with more kinds (a model
+    with windows in some layers, and its evaluation; another model) then gets FlexAttention's plain products,
+    all scores in memory, with a warning at most. So each kind has a copy of the code, and going without a
+    kernel is an error (`fullgraph`).
+    """
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        return flex_attention(*args, **kwargs)
+
+    attend.__code__ = attend.__code__.replace()
+    return torch.compile(attend, fullgraph=True)
 
 
 def _softcap(cap: float) -> Callable[..., Tensor]:

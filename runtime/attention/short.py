@@ -8,11 +8,16 @@ else is known). What the kernels cannot do (sinks, seeing what comes after) goes
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from padless.runtime.attention.backend import Backend, Options, Request, cuda_refusal, import_refusal, lacks
 from padless.runtime.attention.boundaries import Boundaries
+
+if TYPE_CHECKING:
+    from padless.kernels.short_attention_work import WorkList
 
 
 def _unavailable(request: Request) -> str | None:
@@ -31,18 +36,22 @@ def _unavailable(request: Request) -> str | None:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
-    from padless.kernels.short_attention import short_attention, tiles_for
-    from padless.kernels.short_attention_work import WorkList, work_list
+    from padless.kernels.short_attention import attend
+    from padless.kernels.short_attention_inputs import Options as Numbers
 
-    tiles = tiles_for(q.shape[1], k.shape[1], q.shape[2])
+    key = ("short", q.shape[1:], k.shape[1], q.device)
+    work = boundaries.made(key, lambda: _listed(q, k, boundaries))
+    return attend(q, k, v, work, None, None, Numbers(options.scale, options.window, options.softcap))
 
-    def listed() -> WorkList:
-        ends = torch.tensor([0, *boundaries.lengths()]).cumsum(0)
-        work = work_list(ends, tiles)
-        return (work.pin_memory() if q.is_cuda else work).to(q.device)
 
-    work = boundaries.made(("short", tiles, q.device), listed)
-    return short_attention(q, k, v, work, scale=options.scale, window=options.window, softcap=options.softcap)
+def _listed(q: Tensor, k: Tensor, boundaries: Boundaries) -> WorkList:
+    """The tiles, on the device of q."""
+    from padless.kernels.short_attention import tiles_for
+    from padless.kernels.short_attention_work import work_list
+
+    ends = torch.tensor([0, *boundaries.lengths()]).cumsum(0)
+    work = work_list(ends, tiles_for(q.shape[1], k.shape[1], q.shape[2]))
+    return (work.pin_memory() if q.is_cuda else work).to(q.device)
 
 
 BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False)

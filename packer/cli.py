@@ -45,6 +45,7 @@ def _start_loading(arguments: list[str]) -> None:
         from padless.packer import early_checksums
 
         early_checksums.start(arguments[1:])
+        return
     if arguments[:1] != ["build"]:
         return
     for place, argument in enumerate(arguments):

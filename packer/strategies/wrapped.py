@@ -103,8 +103,10 @@ def _blocks(
     The last pack has no end here, unless it is full.
     """
     total = begin = held = 0  # where the open pack begins, and how many sequences it has of earlier blocks
-    for first in range(0, len(lengths), BLOCK):
-        ends = total + np.cumsum(lengths[first : first + BLOCK], dtype=np.int64)
+    full = int(lengths.sum(dtype=np.int64)) // max_length
+    step = max(BLOCK * len(lengths) // max(len(lengths), full, 1), 1)  # long sequences give more entries
+    for first in range(0, len(lengths), step):
+        ends = total + np.cumsum(lengths[first : first + step], dtype=np.int64)
         cuts = _cuts(ends, total, begin, held, max_length, cap)
         total = int(ends[-1])
         if len(cuts):

@@ -1,8 +1,9 @@
 """The backward kernel of RMS norm and rotation: gradients of q and k, and of both weights' parts.
 
-A program keeps to its tokens and goes over all heads of q and k, so that it adds up the weights'
-gradients in registers and writes them once. Programs are few, as many as the device holds at a time;
-their sums are added afterwards in a fixed order: no atomics, so that a run gives the same bits twice.
+A program takes some heads, of q or of k, of a few tiles of tokens after one another; it adds up the weight's
+gradient in registers and writes its part once, which is little beside what it reads. The parts are added
+afterwards in a fixed order, by sum_parts_kernel: no atomics, so that a run gives the same bits twice. Loads
+run ahead of what is computed, through shared memory.
 What the forward pass computed is computed again instead of kept: that costs no memory and no traffic.
 Importing this module imports Triton.
 """
@@ -24,7 +25,9 @@ def _heads_back(
     x,
     grad,
     out,
-    weight,
+    wa,
+    wb,
+    wr,
     row,
     token,
     live,
@@ -75,13 +78,12 @@ def _heads_back(
     ga, gb = load_pairs(
         coming, mask, g_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
-    wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
     # fmt: on
     # Turned back. Lanes without a pair have NaN for a cosine, and are added up below.
     inside = mask & (tl.arange(0, BLOCK_HALF) < HALF)[None, None, :]
     da = tl.where(inside, ga * cos + gb * sin, 0.0)
     db = tl.where(inside, gb * cos - ga * sin, 0.0)
-    squares = total(a * a, 2) + total(b * b, 2)
+    squares = total(a * a + b * b, 2)
     if 2 * HALF < HEAD_DIM:
         r = load_rest(source, mask, x_d, HALF, HEAD_DIM, BLOCK_REST)
         dr = load_rest(coming, mask, g_d, HALF, HEAD_DIM, BLOCK_REST)
@@ -97,7 +99,7 @@ def _heads_back(
     b *= scale
     da *= wa
     db *= wb
-    along = total(a * da, 2) + total(b * db, 2)
+    along = total(a * da + b * db, 2)
     if 2 * HALF < HEAD_DIM:
         r *= scale
         dr *= wr
@@ -115,27 +117,94 @@ def _heads_back(
 
 
 @triton.jit
-def _store_sums(
+def _tiles_back(
+    x,
+    grad,
+    out,
+    weight,
     partial,
-    sum_a,
-    sum_b,
-    sum_r,
+    cos,
+    sin,
+    positions,
+    axes,
+    first_tile,
+    first_head,
+    tokens,
+    length,
+    table_rows,
+    sequences,
+    search_steps,
+    eps,
+    steps,
+    x_b,
+    x_t,
+    x_h,
+    x_d,
+    g_b,
+    g_t,
+    g_h,
+    g_d,
+    o_b,
+    o_t,
+    o_h,
+    o_d,
+    cos_b,
+    cos_t,
+    cos_d,
+    position_a,
+    position_b,
+    position_t,
+    HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SOURCE: tl.constexpr,
+    AXES: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    LONG_INDEXING: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """A program's part of one weight's gradient, [HEAD_DIM] in float32."""
-    first, second, inside = lanes(HALF, INTERLEAVED, BLOCK_HALF)
-    tl.store(partial + first, total(total(sum_a, 1), 0), mask=inside)
-    tl.store(partial + second, total(total(sum_b, 1), 0), mask=inside)
-    if 2 * HALF < HEAD_DIM:
-        rest = 2 * HALF + tl.arange(0, BLOCK_REST)
-        tl.store(partial + rest, total(total(sum_r, 1), 0), mask=rest < HEAD_DIM)
+    """Some heads' gradients over some tiles of tokens; the weight's part [HEAD_DIM] in float32 to partial."""
+    sum_a = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
+    sum_b = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
+    sum_r = tl.full((BLOCK_T, BLOCK_H, BLOCK_REST), 0.0, tl.float32)
+    wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        flat = (first_tile + step) * BLOCK_T + tl.arange(0, BLOCK_T)
+        live = flat < tokens
+        row = flat // length
+        token = flat % length
+        if LONG_INDEXING:
+            row = row.to(tl.int64)
+            token = token.to(tl.int64)
+        # fmt: off
+        c, s = load_rows(
+            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+        )
+        sum_a, sum_b, sum_r = _heads_back(
+            x, grad, out, wa, wb, wr, row, token, live, first_head, c, s, eps, sum_a, sum_b, sum_r,
+            x_b, x_t, x_h, x_d, g_b, g_t, g_h, g_d, o_b, o_t, o_h, o_d,
+            HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
+            BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
+        )
+        # fmt: on
+    if WEIGHTS:
+        first, second, inside = lanes(HALF, INTERLEAVED, BLOCK_HALF)
+        tl.store(partial + first, total(total(sum_a, 1), 0), mask=inside)
+        tl.store(partial + second, total(total(sum_b, 1), 0), mask=inside)
+        if 2 * HALF < HEAD_DIM:
+            rest = 2 * HALF + tl.arange(0, BLOCK_REST)
+            tl.store(partial + rest, total(total(sum_r, 1), 0), mask=rest < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["tokens", "length", "table_rows", "sequences", "search_steps"])
+@triton.jit(do_not_specialize=["tokens", "length", "table_rows", "sequences", "search_steps", "steps"])
 def norm_rope_backward_kernel(
     q,
     k,
@@ -156,6 +225,7 @@ def norm_rope_backward_kernel(
     sequences,
     search_steps,
     eps,
+    steps,
     q_b,
     q_t,
     q_h,
@@ -196,51 +266,79 @@ def norm_rope_backward_kernel(
     PLUS_ONE: tl.constexpr,
     WEIGHTS: tl.constexpr,
     LONG_INDEXING: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Grid: one axis; program p takes token blocks p, p + P, ... and writes partials [P, 2, HEAD_DIM]."""
-    qa = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
-    qb = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
-    qr = tl.full((BLOCK_T, BLOCK_H, BLOCK_REST), 0.0, tl.float32)
-    ka = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
-    kb = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
-    kr = tl.full((BLOCK_T, BLOCK_H, BLOCK_REST), 0.0, tl.float32)
-    program = tl.program_id(0)
-    for block in range(program, (tokens + BLOCK_T - 1) // BLOCK_T, tl.num_programs(0)):
-        flat = block * BLOCK_T + tl.arange(0, BLOCK_T)
-        live = flat < tokens
-        row = flat // length
-        token = flat % length
-        if LONG_INDEXING:
-            row = row.to(tl.int64)
-            token = token.to(tl.int64)
-        # fmt: off
-        c, s = load_rows(
-            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+    """Grid: one axis, head blocks of q, then of k, fastest, as forward.
+
+    partials [groups * (Q_BLOCKS + K_BLOCKS), HEAD_DIM]: those of q, then those of k.
+    """
+    Q_BLOCKS: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
+    K_BLOCKS: tl.constexpr = (K_HEADS + BLOCK_H - 1) // BLOCK_H
+    BLOCKS: tl.constexpr = Q_BLOCKS + K_BLOCKS
+    block = tl.program_id(0) % BLOCKS
+    group = tl.program_id(0) // BLOCKS
+    # fmt: off
+    if block < Q_BLOCKS:
+        partial = partials + (group * Q_BLOCKS + block) * HEAD_DIM
+        _tiles_back(
+            q, grad_q, new_q, q_weight, partial, cos, sin, positions, axes, group * steps, block * BLOCK_H,
+            tokens, length, table_rows, sequences, search_steps, eps, steps,
+            q_b, q_t, q_h, q_d, grad_q_b, grad_q_t, grad_q_h, grad_q_d, new_q_b, new_q_t, new_q_h, new_q_d,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+            Q_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
+            STAGES, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
-        for first_head in range(0, Q_HEADS, BLOCK_H):
-            qa, qb, qr = _heads_back(
-                q, grad_q, new_q, q_weight, row, token, live, first_head, c, s, eps, qa, qb, qr,
-                q_b, q_t, q_h, q_d, grad_q_b, grad_q_t, grad_q_h, grad_q_d,
-                new_q_b, new_q_t, new_q_h, new_q_d,
-                Q_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
-                BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
-            )
-        for first_head in range(0, K_HEADS, BLOCK_H):
-            ka, kb, kr = _heads_back(
-                k, grad_k, new_k, k_weight, row, token, live, first_head, c, s, eps, ka, kb, kr,
-                k_b, k_t, k_h, k_d, grad_k_b, grad_k_t, grad_k_h, grad_k_d,
-                new_k_b, new_k_t, new_k_h, new_k_d,
-                K_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
-                BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
-            )
-        # fmt: on
-    if WEIGHTS:
-        mine = partials + program * 2 * HEAD_DIM
-        _store_sums(mine, qa, qb, qr, HALF, HEAD_DIM, INTERLEAVED, BLOCK_HALF, BLOCK_REST)
-        _store_sums(mine + HEAD_DIM, ka, kb, kr, HALF, HEAD_DIM, INTERLEAVED, BLOCK_HALF, BLOCK_REST)
+    else:
+        groups = tl.num_programs(0) // BLOCKS
+        partial = partials + (groups * Q_BLOCKS + group * K_BLOCKS + block - Q_BLOCKS) * HEAD_DIM
+        _tiles_back(
+            k, grad_k, new_k, k_weight, partial, cos, sin, positions, axes, group * steps,
+            (block - Q_BLOCKS) * BLOCK_H, tokens, length, table_rows, sequences, search_steps, eps, steps,
+            k_b, k_t, k_h, k_d, grad_k_b, grad_k_t, grad_k_h, grad_k_d, new_k_b, new_k_t, new_k_h, new_k_d,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            K_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
+            STAGES, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
+        )
+    # fmt: on
+
+
+@triton.jit(do_not_specialize=["q_rows", "k_rows"])
+def sum_parts_kernel(
+    partials,
+    grad_q_weight,
+    grad_k_weight,
+    q_rows,
+    k_rows,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """partials [q_rows + k_rows, HEAD_DIM] added up to both weights' gradients. Grid: (2, columns)."""
+    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = (column < HEAD_DIM)[None, :]
+    first = 0
+    rows = q_rows
+    if tl.program_id(0) == 1:
+        first = q_rows
+        rows = k_rows
+    sums = tl.full((BLOCK_ROWS, BLOCK_D), 0.0, tl.float32)
+    for start in range(0, rows, BLOCK_ROWS):
+        row = start + tl.arange(0, BLOCK_ROWS)
+        at = (first + row)[:, None] * HEAD_DIM + column[None, :]
+        sums += tl.load(partials + at, mask=(row < rows)[:, None] & inside, other=0.0)
+    if tl.program_id(0) == 0:
+        tl.store(
+            grad_q_weight + column,
+            total(sums, 0).to(grad_q_weight.dtype.element_ty),
+            mask=column < HEAD_DIM,
+        )
+    else:
+        tl.store(
+            grad_k_weight + column,
+            total(sums, 0).to(grad_k_weight.dtype.element_ty),
+            mask=column < HEAD_DIM,
+        )

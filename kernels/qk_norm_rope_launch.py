@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from .launch import keep
-from .qk_norm_rope_backward import norm_rope_backward_kernel
+from .launch import Again, keep
+from .qk_norm_rope_backward import norm_rope_backward_kernel, sum_parts_kernel
 from .qk_norm_rope_ref import NormInputs, check_norm
 from .qk_norm_rope_triton import norm_rope_kernel
 from .rope_inputs import RopeInputs, check_inputs
@@ -26,10 +25,14 @@ from .rope_launch import (
     is_long,
     key_of,
     source_of,
-    tile_for,
 )
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}
+_SUMS: dict[tuple[Any, ...], Again] = {}
+GROUPS = 256
+"""Groups of tokens on the way back, about: with their head blocks enough programs for any device."""
+STAGES = 3
+"""Tiles on their way from memory while one is computed."""
 
 
 def norm_rotate(q: Tensor, k: Tensor, norm: NormInputs, given: RopeInputs) -> tuple[Tensor, Tensor]:
@@ -45,33 +48,57 @@ def norm_rotate_back(
     """Gradients of q and k [B, T, H, D], and with `weights` of both weights [D]; each in its type.
 
     The weights' gradients are the same bits each time on one device: programs add up their tokens in
-    order, and PyTorch's sum over programs has a fixed order.
+    order, and what they found is added up in order.
     """
+    device = q.get_device()
+    if device >= 0 and device != torch._C._cuda_getDevice():
+        with torch.cuda.device(q.device):
+            return norm_rotate_back(q, k, grad_q, grad_k, norm, given, weights)
     new_q, new_k = torch.empty_like(q), torch.empty_like(k)
-    shape = (_programs(q, _backward_tile(q, k)) if weights else 0, 2, q.shape[-1])
-    partials = torch.empty(shape, dtype=torch.float32, device=q.device)
+    tile = backward_tile(q, k)
+    groups = -(-q.shape[0] * q.shape[1] // (tile.tokens * _steps(q, tile))) if weights else 0
+    q_rows, k_rows = (groups * -(-heads // tile.heads) for heads in (q.shape[2], k.shape[2]))
+    partials = torch.empty((q_rows + k_rows, q.shape[-1]), dtype=torch.float32, device=q.device)
     _launch((q, k, grad_q, grad_k, new_q, new_k), partials, norm, given)
     if not weights:
         return new_q, new_k, None, None
-    grad_q_weight, grad_k_weight = partials.sum(0)
-    return new_q, new_k, grad_q_weight.to(norm.q_weight.dtype), grad_k_weight.to(norm.k_weight.dtype)
+    grads = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in norm[:2]]
+    _sum_parts(partials, *grads, q_rows, k_rows)
+    return new_q, new_k, *grads
 
 
-def _backward_tile(q: Tensor, k: Tensor) -> Tile:
-    """Twice the forward one by twice the threads: as much for each thread, and half the partial sums."""
-    tile = tile_for(q.shape[2], k.shape[2], q.shape[3])
-    return Tile(2 * tile.tokens, tile.heads, 2 * tile.warps)
+def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_rows: int) -> None:
+    key = (partials.device, grad_q.shape, grad_q.dtype, grad_k.dtype)
+    again = _SUMS.get(key)
+    if again is not None:
+        stream = torch._C._cuda_getCurrentRawStream(partials.get_device())
+        again(stream, partials.data_ptr(), grad_q.data_ptr(), grad_k.data_ptr(), q_rows, k_rows)
+        return
+    head_dim = partials.shape[1]
+    grid, changing = (2, -(-head_dim // 16), 1), (partials, grad_q, grad_k, q_rows, k_rows)
+    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 128, "BLOCK_D": 16}
+    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=4)
+    if compiled is not None:
+        _SUMS[key] = keep(compiled, grid, (*changing, *constants.values()), len(changing))
 
 
-def _programs(q: Tensor, tile: Tile) -> int:
-    """How many programs go backward: as many as a device holds at a time, and no more than have tokens."""
-    most = _most_programs(q.get_device()) if q.is_cuda else 3
-    return min(most, -(-q.shape[0] * q.shape[1] // tile.tokens))
+def forward_tile(q: Tensor, k: Tensor) -> Tile:
+    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them."""
+    per_head = triton.next_power_of_2(q.shape[3])
+    heads = min(4, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 1024 // per_head))
+    return Tile(max(1, min(16, 1024 // (heads * per_head))), heads, 1)
 
 
-@cache
-def _most_programs(device: int) -> int:
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+def backward_tile(q: Tensor, k: Tensor) -> Tile:
+    """What a program holds at a time on the way back: 2,048 elements by four warps."""
+    per_head = triton.next_power_of_2(q.shape[3])
+    heads = min(16, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 2048 // per_head))
+    return Tile(max(1, min(16, 2048 // (heads * per_head))), heads, 4)
+
+
+def _steps(q: Tensor, tile: Tile) -> int:
+    """Tiles that a program goes through on the way back: it writes its part of a weight's gradient once."""
+    return max(1, -(-q.shape[0] * q.shape[1] // (tile.tokens * GROUPS)))
 
 
 def _launch(heads: tuple[Tensor, ...], partials: Tensor | None, norm: NormInputs, given: RopeInputs) -> None:
@@ -96,7 +123,9 @@ def _launch(heads: tuple[Tensor, ...], partials: Tensor | None, norm: NormInputs
     )  # fmt: skip
     launch = _LAUNCHES.get(key)
     sequences = 0 if bounds is None else bounds.shape[0] - 1
-    scalars = (cos.shape[0], sequences, sequences.bit_length() + 1, eps)
+    scalars: tuple[float, ...] = (cos.shape[0], sequences, sequences.bit_length() + 1, eps)
+    if partials is not None:
+        scalars += (_steps(q, backward_tile(q, k)),)
     if launch is None or (bounds is not None and sequences < 1):
         check_inputs(q, k, given)
         check_norm(q, norm)
@@ -126,15 +155,13 @@ def _launch_first(
     half = given.turned // 2
     kernel: Any
     if partials is None:
-        kernel, tile = norm_rope_kernel, tile_for(q_heads, k_heads, head_dim)
-        blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
-        grid = (-(-tokens // tile.tokens) * blocks, 1, 1)
+        kernel, tile, steps = norm_rope_kernel, forward_tile(q, k), 1
         rounded = norm.plus_one or torch.promote_types(norm.q_weight.dtype, q.dtype) == q.dtype
-        own = {"ROUNDED": rounded}
     else:
-        kernel, tile = norm_rope_backward_kernel, _backward_tile(q, k)
-        grid = (_programs(q, tile), 1, 1)
-        own = {"WEIGHTS": partials.shape[0] > 0}
+        kernel, tile = norm_rope_backward_kernel, backward_tile(q, k)
+        steps = _steps(q, tile)
+    blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
+    grid = (-(-tokens // (tile.tokens * steps)) * blocks, 1, 1)
     constants = {
         "Q_HEADS": q_heads,
         "K_HEADS": k_heads,
@@ -144,17 +171,19 @@ def _launch_first(
         "AXES": given.frequency_axes is not None,
         "INTERLEAVED": given.interleaved,
         "PLUS_ONE": norm.plus_one,
-        **own,
+        **({"ROUNDED": rounded} if partials is None else {"WEIGHTS": partials.shape[0] > 0}),
         "LONG_INDEXING": is_long(tokens, *heads, given.cos, given.position_ids),
+        **({} if partials is None else {"STAGES": STAGES}),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),
         "BLOCK_REST": triton.next_power_of_2(max(1, head_dim - given.turned)),
     }
     strides = (*(step for x in heads for step in x.stride()), *row_strides)
-    # Without fused multiply-add the kernel rounds as PyTorch does, and memory is the limit anyway.
+    # On the way there the kernel rounds as PyTorch does, without fused multiply-add.
+    fused = partials is not None
     changing = (*tensors, tokens, length, *scalars)
-    compiled = kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=False)
+    compiled = kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=fused)
     if compiled is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:

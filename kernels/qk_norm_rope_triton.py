@@ -131,7 +131,7 @@ def _norm_turn_heads(
     )
     wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
     # fmt: on
-    squares = total(a * a, 2) + total(b * b, 2)
+    squares = total(a * a + b * b, 2)
     if 2 * HALF < HEAD_DIM:
         r = load_rest(source, mask, x_d, HALF, HEAD_DIM, BLOCK_REST)
         squares += total(r * r, 2)

@@ -15,9 +15,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
+
+Numbers = NDArray[np.integer]
 
 
 class Tiles(NamedTuple):
@@ -77,14 +80,20 @@ def work_list(boundaries: Sequence[int] | Tensor, tiles: Tiles) -> WorkList:
     if not bounds or bounds[0] != 0 or any(b < a for a, b in pairwise(bounds)) or bounds[-1] >= 2**31:
         shown = bounds if len(bounds) < 12 else [*bounds[:6], "...", *bounds[-5:]]
         raise ValueError(f"boundaries are {shown}; they must begin at 0, never fall and stay below 2**31")
-    starts, ends = torch.tensor(bounds[:-1], dtype=torch.int32), torch.tensor(bounds[1:], dtype=torch.int32)
+    # By numpy: torch's repeat_interleave wakes a thread for each core, milliseconds on a busy host.
+    at = np.array(bounds, np.int32)
     first, end, start, _ = _cut(bounds, tiles.query_tokens, last_first=True)
-    queries = torch.stack((first, end, start), 1)
+    queries = np.stack((first, end, start), 1)
     first, end, _, last = _cut(bounds, tiles.key_tokens, last_first=False)
-    keys = torch.stack((first, end, last), 1)
-    sections = (starts.repeat_interleave(ends - starts), queries.flatten(), keys.flatten())
+    keys = np.stack((first, end, last), 1)
+    sections = (at[:-1].repeat(np.diff(at)), queries.ravel(), keys.ravel())
+    buffer = np.zeros(sum(_aligned(len(x)) for x in sections), np.int32)
+    begin = 0
+    for section in sections:
+        buffer[begin : begin + len(section)] = section
+        begin += _aligned(len(section))
     return WorkList(
-        buffer=torch.cat([pad(x, (0, _aligned(len(x)) - len(x))) for x in sections]),
+        buffer=torch.from_numpy(buffer),
         tokens=bounds[-1],
         tiles=tiles,
         query_tiles=len(queries),
@@ -93,7 +102,7 @@ def work_list(boundaries: Sequence[int] | Tensor, tiles: Tiles) -> WorkList:
     )
 
 
-def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Tensor, ...]:
+def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Numbers, ...]:
     """Tiles of at most `size` tokens, int32: first, end, start of the first's sequence, end of the last's.
 
     A sequence's rest is joined by the sequences after it that fit whole: that fills lanes which would be
@@ -106,16 +115,15 @@ def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Tensor, ...
             chains[-1][3] = b
         elif b > a:
             chains.append([a, b, b - 1 - (b - 1 - a) % size, b])
-    table = torch.tensor(chains, dtype=torch.int32).view(-1, 4)
+    table = np.array(chains, np.int32).reshape(-1, 4)
     # Stable, so that tiles of sequences of one length stay by sequence.
-    table = table[torch.argsort(table[:, 1] - table[:, 0], descending=True, stable=True)]
+    table = table[np.argsort(table[:, 0] - table[:, 1], kind="stable")]
     counts = (table[:, 2] - table[:, 0]) // size + 1
-    start, end, last, joined = table.repeat_interleave(counts, dim=0).T
-    ends = counts.cumsum(0, dtype=torch.int32)
-    place = torch.arange(len(start), dtype=torch.int32) - (ends - counts).repeat_interleave(counts)
+    start, end, last, joined = table.repeat(counts, axis=0).T
+    place = np.arange(len(start), dtype=np.int32) - (counts.cumsum() - counts).repeat(counts)
     first = last - place * size if last_first else start + place * size
     is_last = first == last
-    return first, torch.where(is_last, joined, first + size), start, torch.where(is_last, joined, end)
+    return first, np.where(is_last, joined, first + size), start, np.where(is_last, joined, end)
 
 
 def _aligned(count: int) -> int:

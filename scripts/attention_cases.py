@@ -19,7 +19,7 @@ from padless.kernels.rope import rope_qk
 from padless.kernels.rope_tables import rope_tables
 from padless.kernels.short_attention import short_attention, tiles_for
 from padless.kernels.short_attention_work import work_list
-from padless.runtime.attention import Options, boundaries_of, choose, request_of, varlen_attention
+from padless.runtime.attention import Options, boundaries_of, choose_parts, request_of, varlen_attention
 from padless.runtime.attention.boundaries import copied_from
 
 DTYPE = torch.bfloat16
@@ -80,7 +80,7 @@ ROWS = {
     "8 x 2,048 and 320 x 50, T=32,384": Row([2_048] * 8 + [50] * 320),
     **{
         f"alpaca-like, T=16,384, {heads.q}/{heads.k} of {heads.dim}": Row(
-            ALPACA, heads, ("short", "flash", "fused", "rope + flash")
+            ALPACA, heads, ("short", "flash", "fused", "rope + flash"), alone=True
         )
         for heads in SHAPES
     },
@@ -120,10 +120,11 @@ class Case:
         return [out, *torch.autograd.grad(out, self.leaves, self.grad)]
 
     def auto(self) -> str:
-        """The backend that auto takes."""
+        """The backend that auto takes, or the two."""
         boundaries = boundaries_of(self.bounds, self.longest, self.tokens)
         options = Options(True, self.heads.dim**-0.5, None, None, None, False)
-        return choose(request_of(*self.leaves, boundaries, options))
+        request = request_of(*self.leaves, boundaries, options)
+        return " + ".join(name for _, name in choose_parts(request, boundaries))
 
     @contextmanager
     def in_float64(self) -> Iterator[None]:

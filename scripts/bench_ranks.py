@@ -33,6 +33,7 @@ import torch.distributed as dist
 from bench_results import Results
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from training_models import MODELS, make_model
 
 from padless.runtime.models import prepare_model
 from padless.runtime.order import attention_costs
@@ -40,14 +41,6 @@ from padless.runtime.step_clock import StepClock, waiting
 from padless.runtime.stream import PackedStream
 from padless.runtime.varlen_batch import VarlenBatch
 
-MODELS = {
-    # hidden, MLP, layers, heads, KV heads, head size
-    "tiny": (64, 128, 2, 4, 2, 16),
-    "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128),
-    "qwen3-1.7b": (2048, 6144, 28, 16, 8, 128),
-}
-VOCABULARY = 151_936
-"""Of the published models; tiny has the folder's."""
 WARM_UP = 3
 ORDERS: dict[str, dict[str, Any]] = {
     "random": {},
@@ -56,25 +49,6 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 """Options of PackedStream."""
 Batches = Sequence[VarlenBatch]
-
-
-def make_model(name: str, vocabulary: int, device: torch.device) -> Any:
-    """Qwen3 of that size with random weights, the same on every rank."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    hidden, mlp, layers, heads, kv_heads, head_dim = MODELS[name]
-    config = Qwen3Config(
-        hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=head_dim, tie_word_embeddings=True,
-        vocab_size=vocabulary if name == "tiny" else VOCABULARY, max_position_embeddings=40_960,
-    )  # fmt: skip
-    torch.set_default_dtype(torch.bfloat16 if device.type == "cuda" else torch.float32)
-    with device:
-        model = Qwen3ForCausalLM(config)
-    torch.set_default_dtype(torch.float32)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.train()
 
 
 def ddp(model: Any) -> Any:
@@ -169,10 +143,8 @@ def take(
 
 def measure(options: argparse.Namespace, ranks: Ranks) -> None:
     """All orders alone, then under each wrapper."""
-    first, batches = take(options.packed, "random", options.steps, ranks.device)
-    model = prepare_model(
-        make_model(options.model, first.reader.manifest.vocab_size, ranks.device), liger=False
-    )
+    _, batches = take(options.packed, "random", options.steps, ranks.device)
+    model = prepare_model(make_model(options.model, ranks.device.type, checkpointing=True), liger=False)
     # Kernels are compiled and memory is taken; then every rank knows how many steps there is time for.
     work, _ = compute_alone(model, batches[: 2 * WARM_UP], ranks)
     steps = max(WARM_UP, min(options.steps, int(options.seconds / float(work.max(dim=0).values.mean()))))

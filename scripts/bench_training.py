@@ -12,6 +12,7 @@ bf16 with a fused AdamW and an update after every batch, on sequences of the sam
 own: one that runs out of memory says so, and the rest go on. The padded arms have run every shape before the
 clock starts (what the first time cost stands beside it), and their batches lie on the device; the packed ones
 stream. A row that is there already is not measured again without --fresh, so a run can be taken up again.
+Unsloth, which patches what the other arms use, has a script of its own: bench_unsloth.py.
 """
 
 from __future__ import annotations
@@ -42,21 +43,22 @@ from training_clock import (
     percentiles,
     time_steps,
 )
+from training_graph import GraphTrainer, one_shape
 from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
+from training_tables import FULL, PLAIN, SPEED, is_done
 
 WARM_UP = 3
 """Steps of a packed arm before the clock starts."""
 PROFILED = 2
 """Steps whose kernels are timed one by one."""
-DONE = "tokens a second"
-FULL = "out of memory"
 GIB = 2**30
 
 
 def case_of(options: argparse.Namespace, folder: Path) -> str:
     """What arms are compared within."""
     again = {"on": True, "off": False, "auto": options.model in CHECKPOINTED}[options.checkpointing]
-    return f"{options.model}, {folder.name}" + (", checkpointed" if again else "")
+    adapted = f", LoRA {options.lora}" if options.lora else ""
+    return f"{options.model}{adapted}, {folder.name}" + (", checkpointed" if again else "")
 
 
 def label_of(name: str, options: argparse.Namespace) -> str:
@@ -66,23 +68,12 @@ def label_of(name: str, options: argparse.Namespace) -> str:
     return name if options.packs == 1 else f"{name}, {options.packs} packs"
 
 
-def is_done(case: str, label: str, path: Path) -> bool:
-    """Whether an arm has been measured, or found too large."""
-    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return any(
-        row["case"] == case
-        and row["metric"] in (DONE, FULL)
-        and (row["arm"] == label or row["arm"].startswith(f"{label}, "))
-        for row in rows
-    )
-
-
 def batches_of(
     form: str, batches: list[list[Sequence]], options: argparse.Namespace, folder: Path, device: str
 ) -> tuple[list[Batch], Iterator[Batch]]:
     """Those to begin with, and those to be timed."""
-    if form == "packed":
-        stream = streamed(folder, options.packs, device)
+    if form in ("packed", "static"):
+        stream = (streamed if form == "packed" else one_shape)(folder, options.packs, device)
         return list(itertools.islice(stream, WARM_UP)), stream
     every = [padded(batch, device) for batch in batches[: options.steps]]
     return list({batch.shape: batch for batch in reversed(every)}.values())[::-1], iter(every)
@@ -103,13 +94,19 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         results.add(case, label, metric, value, unit)
 
     try:
-        model = make_model(options.model, device, checkpointing="checkpointed" in case)
+        again = case.endswith(", checkpointed")
+        model = make_model(options.model, device, checkpointing=again, lora=options.lora)
         short = packed(every[:3], device)
         how = arm.prepare(model, short, folder)
         label = f"{label}, {how}" if how else label
-        trainer = Trainer(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-6, fused=ON_GPU))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        is_static = arm.form == "static"
+        optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=ON_GPU, capturable=is_static)
+        trainer = (GraphTrainer if is_static else Trainer)(model=model, optimizer=optimizer)
         first, rest = batches_of(arm.form, batches, options, folder, device)
         print(f"  {label}: model and batches after {time.perf_counter() - began:.1f} s", flush=True)
+        if isinstance(trainer, GraphTrainer):
+            trainer.capture(first[0])
         cold = time_steps(trainer, first, len(first), options.seconds)
         if arm.is_padded:
             seen = {batch.shape for batch in cold.batches}
@@ -130,10 +127,12 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         return
     same = (padded if arm.is_padded else packed)(widest(drawn(every, options.rows, grouped=False)), device)
     probes: list[Callable[[], None]] = [
-        lambda: add_host(add, trainer, short if arm.form == "packed" else first[0], timed)
+        lambda: add_host(add, trainer, first[0] if arm.is_padded else short, timed)
     ]
     if ON_GPU:
         probes += [lambda: add_idle(add, trainer, timed), lambda: add_memory(add, trainer, timed, same)]
+    if is_static:  # Python launches nothing, and the graph's memory is its own
+        probes = probes[1:2]
     for probe in probes:
         try:
             probe()
@@ -148,8 +147,8 @@ Add = Callable[..., None]
 
 def add_speed(add: Add, model: torch.nn.Module, timed: Timed) -> None:
     """Tokens, steps and what is derived from them."""
-    add(DONE, timed.tokens / timed.seconds, "/s")
-    add("tokens a second, without updates", timed.tokens / (timed.seconds - sum(timed.updates)), "/s")
+    add(SPEED, timed.tokens / timed.seconds, "/s")
+    add(PLAIN, timed.tokens / (timed.seconds - sum(timed.updates)), "/s")
     for metric, value in zip(("step, 10 %", "step", "step, 90 %"), percentiles(timed.steps), strict=True):
         add(metric, value * 1e3, "ms")
     add("steps", len(timed.steps))
@@ -204,6 +203,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30, help="of timed steps, at most")
     parser.add_argument("--limit", type=float, default=180, help="seconds of a whole arm, at most")
     parser.add_argument("--checkpointing", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--lora", type=int, default=0, help="the adapters' rank; 0 trains all weights")
     parser.add_argument("--fresh", action="store_true", help="measure what is there already again")
     parser.add_argument(
         "--output", type=Path, default=Path(__file__).parent / "results" / "bench_training.jsonl"
@@ -219,11 +219,13 @@ def main() -> None:
     if options.here:
         run_arm(options.here, options, options.folder)
         return
+    rows = options.output.read_text().splitlines() if options.output.exists() else []
+    measured = [json.loads(row) for row in rows]
     wanted = [
         (name, folder)
         for folder in options.packed
         for name in options.arms
-        if options.fresh or not is_done(case_of(options, folder), label_of(name, options), options.output)
+        if options.fresh or not is_done(case_of(options, folder), label_of(name, options), measured)
     ]
     failed = []
     waiting = start(*wanted[0], options) if wanted else None

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 Rows = list[dict[str, Any]]
+Arm = tuple[str, str]
+"""A case, and who did it."""
+Curves = dict[tuple[str, str, str], list[float]]
+"""By case, arm and metric: a number for each step."""
+REFERENCE = "one by one"
+
+
+def relative(curves: Curves, these: Arm, those: Arm, metric: str) -> Iterator[float]:
+    """The relative difference at each step; none where one of the arms was not run."""
+    a, b = (curves.get((*arm, metric), []) for arm in (these, those))
+    if len(a) == len(b):
+        yield from (abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
 
 
 def loss_curves(rows: Rows) -> str:
@@ -13,26 +26,22 @@ def loss_curves(rows: Rows) -> str:
     curves = {(row["case"], row["arm"], row["metric"]): row["values"] for row in rows if "values" in row}
     last = [row for row in rows if "values" in row][-1]
 
-    def cell(these: list[float] | None, those: list[float] | None) -> str:
-        if these is None or those is None or len(these) != len(those):
+    def cell(these: Arm, those: Arm, metric: str) -> str:
+        if these == those or not (found := list(relative(curves, these, those, metric))):
             return "-"
-        found = [abs(a - b) / abs(b) for a, b in zip(these, those, strict=True)]
         return f"{statistics.median(found):.1e}, {max(found):.1e}"
 
     lines = [
         "| sequences, model | trained | loss apart | gradient norm apart | loss from fp32's |",
         "|---|---|---|---|---|",
     ]
-    for case, arm, metric in curves:
-        if metric == "loss" and arm != "one by one" or (metric == "loss" and ", bf16," in case):
-            one, exact = (case, "one by one"), (case.replace(", bf16,", ", fp32,"), "one by one")
-            apart = (
-                "-" if arm == "one by one" else cell(curves[case, arm, name], curves.get((*one, name)))
-                for name in ("loss", "gradient norm")
-            )
-            from_exact = cell(curves[case, arm, "loss"], curves.get((*exact, "loss")))
-            told = from_exact if exact[0] != case else "-"
-            lines.append(f"| {case} | {arm} | {' | '.join(apart)} | {told} |")
+    for case, arm in dict.fromkeys((case, arm) for case, arm, _ in curves):
+        one, exact = (case, REFERENCE), (case.replace(", bf16,", ", fp32,"), REFERENCE)
+        if arm == REFERENCE and exact == one:
+            continue
+        apart = [cell((case, arm), one, metric) for metric in ("loss", "gradient norm")]
+        from_exact = "-" if exact == one else cell((case, arm), exact, "loss")
+        lines.append(f"| {' | '.join((case, arm, *apart, from_exact))} |")
     wanted = ("torch", "transformers")
     versions = ", ".join(f"{name} {last['versions'][name]}" for name in wanted)
     return "\n".join([*lines, "", f"{last['hardware']}; {versions}; {last['date']}."])

@@ -26,14 +26,15 @@ class Arm:
     """How one way to train begins."""
 
     form: str
-    """Of its batches: padded, grouped (padded, with others of like length) or packed."""
+    """Of its batches: padded, grouped (padded, with others of like length), packed, or static (packed, of one
+    shape, under a CUDA graph)."""
     prepare: Callable[[Any, Batch, Path], str]
     """Changes a model for it, given a short batch to try it on and the folder; says what was taken."""
 
     @property
     def is_padded(self) -> bool:
         """Whether its batches are padded."""
-        return self.form != "packed"
+        return self.form in ("padded", "grouped")
 
 
 def _as_it_is(model: Any, short: Batch, folder: Path) -> str:
@@ -43,9 +44,9 @@ def _as_it_is(model: Any, short: Batch, folder: Path) -> str:
 def _peer(*, liger: bool) -> Callable[[Any, Batch, Path], str]:
     def prepare(model: Any, short: Batch, folder: Path) -> str:
         if liger:
-            from liger_kernel.transformers import _apply_liger_kernel_to_instance
+            from transformers.integrations.liger import apply_liger_kernel
 
-            _apply_liger_kernel_to_instance(model=model)  # what use_liger_kernel=True calls
+            apply_liger_kernel(model, None)  # what use_liger_kernel=True calls
         for name in PEER_ATTENTION:
             try:
                 model.set_attn_implementation(name)
@@ -61,7 +62,9 @@ def _peer(*, liger: bool) -> Callable[[Any, Batch, Path], str]:
     return prepare
 
 
-def _own(*, liger: bool = False, attention: str = "auto") -> Callable[[Any, Batch, Path], str]:
+def _own(
+    *, liger: bool | tuple[str, ...] = False, attention: str = "auto"
+) -> Callable[[Any, Batch, Path], str]:
     def prepare(model: Any, short: Batch, folder: Path) -> str:
         prepare_model(model, attention=attention, liger=liger, data=folder)
         return ""
@@ -78,4 +81,6 @@ ARMS = {
     "padless liger": Arm(form="packed", prepare=_own(liger=True)),
     "padless short": Arm(form="packed", prepare=_own(attention="short")),
     "padless liger short": Arm(form="packed", prepare=_own(liger=True, attention="short")),
+    "padless liger flash": Arm(form="packed", prepare=_own(liger=True, attention="flash")),
+    "padless graph": Arm(form="static", prepare=_own(liger=("rms_norm", "mlp"), attention="flash")),
 }

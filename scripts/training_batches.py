@@ -6,7 +6,7 @@ sequences in the same drawn order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,19 @@ class Batch:
     """Real ones."""
     targets: int
     """Trained ones."""
+    sequences: int | None = None
+    """How many there are, where what is filled up counts as more."""
 
     @property
     def lengths(self) -> list[int]:
         """Of its sequences; waits for the device."""
-        bounds = self.inputs.get("cu_seq_lens_q")
-        lengths = self.inputs["attention_mask"].sum(1) if bounds is None else bounds.diff()
-        return [int(length) for length in lengths.tolist()]
+        if "packed_seq_lengths" in self.inputs:  # Unsloth's
+            lengths = self.inputs["packed_seq_lengths"]
+        elif "cu_seq_lens_q" in self.inputs:
+            lengths = self.inputs["cu_seq_lens_q"].diff()
+        else:
+            lengths = self.inputs["attention_mask"].sum(1)
+        return [int(length) for length in lengths.tolist()[: self.sequences]]
 
     @property
     def computed(self) -> int:
@@ -120,7 +126,7 @@ def of_varlen(batch: VarlenBatch, device: str) -> Batch:
     return Batch(inputs=inputs, tokens=inputs["input_ids"].numel(), targets=batch.num_targets)
 
 
-def streamed(path: Path, packs: int, device: str) -> Iterator[Batch]:
+def streamed(path: Path, packs: int, device: str) -> Generator[Batch, None, None]:
     """An endless stream of packs, made in a thread and copied beside the step, as in training."""
     batches = Prefetch(PackedStream(path, packs_per_batch=packs, rank=0, world_size=1), device=device)
     while True:

@@ -40,7 +40,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Trainer:
     """A model and its optimizer."""
 

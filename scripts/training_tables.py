@@ -42,7 +42,7 @@ def cases_of(rows: Rows) -> list[Case]:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         found.setdefault(row["case"], {}).setdefault(row["arm"], {})[row["metric"]] = row["value"]
-    kinds = ("padded", "transformers", "padless")
+    kinds = ("padded", "transformers", "unsloth", "padless")
 
     def place(arm: str) -> int:
         return next((number for number, kind in enumerate(kinds) if arm.startswith(kind)), len(kinds))
@@ -51,6 +51,16 @@ def cases_of(rows: Rows) -> list[Case]:
         Case(name=name, arms={arm: arms[arm] for arm in sorted(arms, key=place)})
         for name, arms in found.items()
     ]
+
+
+def is_done(case: str, label: str, rows: Rows) -> bool:
+    """Whether an arm has been measured, or found too large; a label may be without what was taken for it."""
+    return any(
+        row["case"] == case
+        and row["metric"] in (SPEED, FULL)
+        and (row["arm"] == label or row["arm"].startswith(f"{label}, "))
+        for row in rows
+    )
 
 
 def derived(case: Case) -> str | None:
@@ -68,7 +78,7 @@ def derived(case: Case) -> str | None:
     peers = [
         f"{own[SPEED] / found[SPEED]:.2f} times `{arm}`"
         for arm, found in case.arms.items()
-        if arm.startswith("transformers") and SPEED in found
+        if arm.startswith(("transformers", "unsloth")) and SPEED in found
     ]
     if peers:
         told += f"; {', '.join(peers)}"

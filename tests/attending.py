@@ -1,9 +1,15 @@
-"""Attention, slow and obvious, in float64: one sequence, one head, one token after the other."""
+"""Attention, slow and obvious, in float64: one sequence, one head, one token after the other.
+
+And devices that are not there, for tests of which backend is taken.
+"""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
+
+from padless.runtime.attention import backend, choice, flash_attn_3, flash_attn_4, short
 
 
 def attend_slowly(
@@ -44,3 +50,15 @@ def attend_slowly(
 def bounds_of(lengths: list[int], device: str = "cpu") -> Tensor:
     """cu_seqlens [N + 1] int32."""
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *libraries: str) -> None:
+    """CUDA devices are of this compute capability, and these libraries and triton can be imported there."""
+
+    def refusal(module: str, package: str) -> str | None:
+        return None if package in (*libraries, "triton") else f"{package} is not installed"
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for module in (choice, backend, flash_attn_3, flash_attn_4, short):
+        monkeypatch.setattr(module, "capability_of", lambda device: capability, raising=False)
+        monkeypatch.setattr(module, "import_refusal", refusal, raising=False)

@@ -16,6 +16,7 @@ from attending import bounds_of  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from padless.runtime.attention import BACKENDS, boundaries_of, varlen_attention  # noqa: E402
+from padless.runtime.attention.boundaries import copied_from  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
 
 pytestmark = [
@@ -149,6 +150,32 @@ def test_a_step_with_new_boundaries_does_not_wait_for_the_device(backend: str) -
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("long", [[], [4_096, 4_096]], ids=["short", "long ones first"])
+def test_what_auto_takes_for_known_lengths_is_right_and_does_not_wait(long: list[int]) -> None:
+    """BR-171: our kernels where they were measured, for the row or its short sequences."""
+    rows = [[*long, *[length] * (9_000 // length)] for length in (100, 90)]
+    leaves = [qkv(sum(lengths), (8, 2), 128) for lengths in rows]
+    grads = [torch.randn_like(x[0]) for x in leaves]
+    bounds = []
+    for lengths in rows:
+        bounds.append(bounds_of(lengths, "cuda"))
+        copied_from(bounds[-1], bounds_of(lengths))
+
+    def step(row: int) -> list[Tensor]:
+        out = varlen_attention(*leaves[row], bounds[row], max(rows[row]))
+        return [out, *torch.autograd.grad(out, leaves[row], grads[row])]
+
+    step(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = step(1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    wide = [x.detach().double().requires_grad_() for x in leaves[1]]
+    want = run(wide, grads[1].double(), rows[1], backend="sdpa")
+    assert all(error(x, y) < 1e-2 for x, y in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("backend", ["auto", "flash", "efficient", "flex", "flash_attn_4"])

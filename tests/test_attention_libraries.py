@@ -19,8 +19,7 @@ torch = pytest.importorskip("torch")
 from attending import attend_slowly, bounds_of  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from padless.runtime import attention  # noqa: E402
-from padless.runtime.attention import BACKENDS, Boundaries, Options, Request, backend, choose  # noqa: E402
+from padless.runtime.attention import BACKENDS, Boundaries, Options, Request, backend, choice, choose  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
 
 LENGTHS = [5, 1, 9, 3]
@@ -63,7 +62,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def make(capability: tuple[int, int], missing: str | None = None) -> None:
         for module in [
-            attention,
+            choice,
             backend,
             *(sys.modules[f"padless.runtime.attention.{name}"] for name in HAS),
         ]:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from attending import attend_slowly, bounds_of  # noqa: E402
+from attending import attend_slowly, bounds_of, pretend  # noqa: E402
 
 from padless.kernels import short_attention_work  # noqa: E402
-from padless.runtime import attention  # noqa: E402
 from padless.runtime.attention import (  # noqa: E402
     BACKENDS,
     Options,
     Request,
-    backend,
     boundaries_of,
     choose,
-    flash_attn_3,
-    flash_attn_4,
-    short,
 )
 from padless.runtime.errors import BackendError  # noqa: E402
 from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
@@ -43,18 +39,7 @@ def request(**changed: Any) -> Request:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Says of what compute capability CUDA devices are, and which libraries can be imported."""
-
-    def be(capability: tuple[int, int], *libraries: str) -> None:
-        def refusal(module: str, package: str) -> str | None:
-            return None if package in (*libraries, "triton") else f"{package} is not installed"
-
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        for module in (attention, backend, flash_attn_3, flash_attn_4, short):
-            monkeypatch.setattr(module, "capability_of", lambda device: capability, raising=False)
-            monkeypatch.setattr(module, "import_refusal", refusal, raising=False)
-
-    return be
+    return partial(pretend, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,9 @@ def test_restored_models_are_the_first_ones(implementation: str) -> None:
     restore_model(model)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_autocast_trains_packs_as_it_trains_sequences(family: str) -> None:
-    """Norms of q and k leave float32 beside a v in bfloat16: ours casts them, as torch's attention does."""
+    """The check before the first batch runs under it too, and knows that 16 bits round."""
     model, batch = tiny(family), packed(LENGTHS)
     exact = logits_alone(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):

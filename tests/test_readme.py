@@ -25,8 +25,8 @@ def test_every_option_that_the_readme_names_exists() -> None:
     known = {"--json"}
     for command in ("build", "estimate", "report", "inspect", "verify", "repack", "export", "push", "demo"):
         known |= set(re.findall(r"--[a-z][a-z-]+", pack(command, "--help").out))
-    for script in ("bench_pack.py", "bench_plan.py", "bench_stream.py"):
-        known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "scripts" / script).read_text()))
+    for script in (ROOT / "scripts").glob("bench_*.py"):
+        known |= set(re.findall(r'"(--[a-z-]+)"', script.read_text()))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert named and named <= known, named - known
 

@@ -26,7 +26,7 @@ variants = (0, False, False), (2, True, True), (3, False, True)
 for kernel, own, some in (
     (rope_kernel, dict(INVERSE=False, IN_PLACE=False), variants),
     (norm_rope_kernel, dict(PLUS_ONE=False, ROUNDED=True), variants[1:2]),
-    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True), variants[1:2]),
+    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True, STAGES=3), variants[1:]),
 ):
     for source, interleaved, long_indexing in some:
         constants = dict(

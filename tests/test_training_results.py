@@ -12,7 +12,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import training_plots
-from training_tables import cases_of, derived, training_speed
+from training_tables import cases_of, derived, is_done, training_speed
 
 CASE = "qwen3-8b, mix"
 PADDED = {
@@ -33,6 +33,7 @@ def rows(**arms: dict[str, float]) -> list[dict[str, Any]]:
         "padded": "padded, 8 rows",
         "wide": "padded, 32 rows",
         "peer": "transformers, sdpa",
+        "unsloth": "unsloth 1.0",
         "own": "padless",
     }
     about = {"hardware": "a GPU", "date": "2026-11-30"}
@@ -53,6 +54,14 @@ def test_a_gain_stands_beside_what_padding_alone_explains() -> None:
     assert "the same 4,000 tokens take 80% less" in told
 
 
+def test_every_padding_free_peer_is_held_against_and_stands_before_our_own() -> None:
+    measured = rows(own=OWN, unsloth=PEER | {"tokens a second": 9_600.0}, peer=PEER, padded=PADDED)
+    told = derived(cases_of(measured)[0])
+    assert told is not None and "1.50 times `transformers, sdpa`, 1.25 times `unsloth 1.0`" in told
+    table = training_speed(measured)
+    assert table.index("| padded") < table.index("| unsloth 1.0 |") < table.index("| padless |")
+
+
 def test_the_last_of_equal_measurements_stands() -> None:
     table = training_speed(rows(padded=PADDED, own=OWN) + rows(own=OWN | {"tokens a second": 10_000.0}))
     assert "| padless | 10,000 | 5.00 x |" in table
@@ -62,6 +71,15 @@ def test_an_arm_without_room_is_told_and_not_derived_from() -> None:
     table = training_speed(rows(wide={"out of memory": 1}, own=OWN))
     assert "| padded, 32 rows | out of memory |" in table
     assert "is the rest" not in table
+
+
+def test_an_arm_is_measured_once() -> None:
+    measured = rows(padded=PADDED, wide={"out of memory": 1}, peer=PEER)
+    assert is_done(CASE, "padded, 8 rows", measured) and is_done(CASE, "padded, 32 rows", measured)
+    assert is_done(CASE, "transformers", measured)
+    assert not is_done(CASE, "transformers liger", measured) and not is_done(CASE, "padless", measured)
+    assert not is_done("qwen3-0.6b, mix", "transformers", measured)
+    assert not is_done(CASE, "padless", rows(own={"host": 3.0}))
 
 
 @pytest.mark.parametrize("draw", ["throughput", "epoch", "losses"])

@@ -58,6 +58,15 @@ class Boundaries:
 
         return self.made("lengths", read)
 
+    def between(self, first: int, last: int) -> Boundaries:
+        """Those of sequences `first` up to `last`, as of a row of their own; waits as `lengths` does."""
+        lengths = self.lengths()
+        begin = sum(lengths[:first])
+        bounds = self.cu_seqlens[first : last + 1] - begin
+        on_host = None if self._on_host is None else self._on_host[first : last + 1] - begin
+        lengths = lengths[first:last]
+        return Boundaries(bounds, max(lengths), sum(lengths), on_host=on_host)
+
     def mean_length(self) -> float | None:
         """Tokens of the sequence that a token lies in, on average; None where only a device knows.
 

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.fim import Fim
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.mixing import Mix
 from padless.packer.published import check_published, read_published
 from padless.packer.sources import SourceFile, digest, stamp
 from padless.packer.sources.splits import TRAIN, VALIDATION, is_for_evaluation
-from padless.packer.template import CLASSIC, load_template
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.runtime.format import (
     MANIFEST,
@@ -35,6 +33,9 @@ from padless.runtime.format import (
     read_manifest,
 )
 from padless.runtime.storage import is_url
+
+if TYPE_CHECKING:
+    from padless.packer.fim import Fim
 
 KNOWN_LATER = frozenset({"formats", "packed_with", "grouped_by"})
 """Recorded options that follow from the sources and the others."""
@@ -144,6 +145,8 @@ class Identity:
     @cached_property
     def template(self) -> str | None:
         """The chat template's text."""
+        from padless.packer.template import CLASSIC, load_template  # a repack renders nothing
+
         if self.config.template == CLASSIC:
             return None
         return load_template(self.config.template, self.tokenizer.own_template())
@@ -167,11 +170,15 @@ class Identity:
     @cached_property
     def fim(self) -> Fim | None:
         """How texts are rearranged; None: they are not."""
+        from padless.packer.fim import Fim
+
         return Fim.of(self.config, self.tokenizer, self.end_id)
 
     @cached_property
     def options(self) -> dict[str, Any]:
         """What can change the bytes, as the manifest gives it back, but for what the data decide."""
+        from padless.packer.template import CLASSIC
+
         found = self.config.recorded()
         found["source_splits"] = [file.split for file in self.files] if self.files[0].split else []
         found["classic_prompts"] = self.config.template == CLASSIC

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from padless.packer import teacher
 from padless.packer.buckets import remove_buckets
@@ -52,7 +53,6 @@ from padless.packer.table_writer import ColumnPiece, Piece, pieces_of
 from padless.packer.tables import SplitLines, collect
 from padless.packer.token_store import ChunkStore
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
-from padless.packer.tokenizing import Tokenizing, give_memory_back
 from padless.packer.work_folder import WorkFolder
 from padless.packer.write import Layout
 from padless.runtime.format import (
@@ -67,6 +67,9 @@ from padless.runtime.format import (
     checksum_bytes,
 )
 from padless.runtime.storage import cache_folder, is_url
+
+if TYPE_CHECKING:
+    from padless.packer.tokenizing import Tokenizing
 
 RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
@@ -220,6 +223,8 @@ class Build:
             store.close()
 
     def _build(self, store: ChunkStore, loading: Loading) -> BuildResult:
+        from padless.packer.tokenizing import Tokenizing, give_memory_back  # for a build alone
+
         resumed = len(store.entries)
         if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
             sweep(self.config.output, set())  # another build's shards need no room

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.errors import InputError, RecordError
-from padless.packer.formats.examples import Columns, Tokens
 from padless.runtime.format import ColumnInfo
 
 if TYPE_CHECKING:
+    from padless.packer.formats.examples import Columns, Tokens
     from padless.packer.prepared import Prepared
     from padless.packer.sources import SourceFile
     from padless.packer.tables import SplitLines

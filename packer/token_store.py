@@ -12,15 +12,17 @@ import json
 import mmap
 import os
 import threading
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from padless.packer.chunk import ChunkResult
 from padless.packer.errors import disk_full
 from padless.packer.lines import LINE, Problem
+
+if TYPE_CHECKING:
+    from padless.packer.chunk import ChunkResult
 
 MOST_PROBLEMS = 20
 """Of one chunk: an entry has to fit into a pipe."""

@@ -278,13 +278,14 @@ class PackedReader:
         table = self.sequence_table(names)
         return {name: column_to_numpy(table.column(name)) for name in names}
 
-    def check_shard(self, shard: int) -> None:
+    def check_shard(self, shard: int, found: str | None = None) -> None:
         """Compare a shard's checksum, and open all its record batches.
 
-        The file is read through the mapping, so that it is in the page tables for what comes after.
-        Raises ChecksumError, and what opening a shard or a batch raises.
+        `found`: the checksum, where somebody has worked it out just now; otherwise the file is read through
+        the mapping, so that it is in the page tables for what comes after. Raises ChecksumError, and what
+        opening a shard or a batch raises.
         """
-        self._shards.compare_whole(shard)
+        self._shards.compare_whole(shard, found)
         first = sum(len(before.batches) for before in self.manifest.shards[:shard])
         for which in range(first, first + len(self.manifest.shards[shard].batches)):
             self.batch(which)

@@ -204,6 +204,29 @@ def test_a_file_past_the_page_cache_has_the_same_bytes(can: str, sizes: list[int
     assert (info.bytes, info.checksum) == (len(whole), f"xxh3:{xxhash.xxh3_128(whole).hexdigest()}")
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 40_000), min_size=2, max_size=4), st.integers(0, 2))
+def test_a_file_in_the_blocks_of_another_has_its_own_bytes(sizes: list[int], prepared: int) -> None:
+    contents = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
+    with (
+        tempfile.TemporaryDirectory(dir=ROOT) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(durable, "BLOCK", 8192)
+        durable.prepare_blocks(prepared)
+        with durable.recycled_blocks():
+            for n, content in enumerate(contents):
+                with pytest.raises(RuntimeError), DurableFile(folder, "half", direct=True) as file:
+                    file.write(content[::-1])
+                    raise RuntimeError
+                with DurableFile(folder, f"{n}", direct=True) as file:
+                    file.write(content)
+                    file.commit(lambda checksum, n=n: f"{n}")  # type: ignore[misc]
+        assert not durable._spare
+        found = files_of(Path(folder))
+    assert found == {f"{n}": content for n, content in enumerate(contents)}
+
+
 def test_a_file_that_fails_leaves_nothing(tmp_path: Path) -> None:
     write_bytes(str(tmp_path), "data", b"old")
     with pytest.raises(RuntimeError), DurableFile(str(tmp_path), "data") as file:

@@ -1,7 +1,7 @@
 """`pack-dataset`: arguments to `PackConfig`, results to stdout, everything else to stderr.
 
 `main` starts to load the tokenizer before typer and rich are imported: a small build is as fast as that
-load, and the imports fit into its shadow.
+load, and the imports fit into its shadow. A repack's checksums are begun likewise.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def main() -> None:
 
 
 def _start_loading(arguments: list[str]) -> None:
+    if arguments[:1] == ["repack"]:
+        from padless.packer import early_checksums
+
+        early_checksums.start(arguments[1:])
+        return
     if arguments[:1] != ["build"]:
         return
     for place, argument in enumerate(arguments):

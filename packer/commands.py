@@ -20,13 +20,15 @@ COMMANDS = {
 }
 """Command -> the module `commands_...` that has it."""
 
+RESUMED = ("build", "repack")
+"""Commands that keep what they finished for the next run."""
 INTERRUPTED = 130
 
 
 def run() -> int:
     """Run the command line; its exit code. Every mistake of a user ends in one line, never a traceback."""
+    asked = sys.argv[1] if sys.argv[1:2] else ""
     try:
-        asked = sys.argv[1] if sys.argv[1:2] else ""
         app = make_app(asked if asked in COMMANDS else None)
         found: Any = app(prog_name="pack-dataset", standalone_mode=False)
     except OptionError as error:
@@ -36,7 +38,7 @@ def run() -> int:
         tell_error(str(error))
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        tell_interrupted()
+        tell_interrupted(goes_on=asked in RESUMED)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has seen enough
         return 0
@@ -54,7 +56,7 @@ def run() -> int:
         return int(getattr(error, "exit_code", 2))
     code = found if isinstance(found, int) else 0
     if code == INTERRUPTED:  # what typer makes of Ctrl-C
-        tell_interrupted()
+        tell_interrupted(goes_on=asked in RESUMED)
     return code
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from padless.packer.advice import FLASH_ROWS
 from padless.packer.bounds import facts_of_buckets
 from padless.packer.buckets import BUCKETS_FROM, near
-from padless.packer.durable import sync_folder, write_bytes
+from padless.packer.durable import recycled_blocks, sync_folder, write_bytes
 from padless.packer.engine import Engine
 from padless.packer.extra_columns import group_column, groups_of
 from padless.packer.gather import Gather
@@ -98,7 +98,7 @@ def write_shards(
             report(info.tokens)
         return info
 
-    with ThreadPoolExecutor(writers) as pool:
+    with recycled_blocks(), ThreadPoolExecutor(writers) as pool:
         futures = [pool.submit(finished, number, batches) for number, batches in enumerate(cuts)]
         try:
             return tuple(future.result() for future in futures)

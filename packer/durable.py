@@ -12,9 +12,9 @@ import fcntl
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -51,13 +51,13 @@ class WriteOnly:
 class DurableFile(WriteOnly):
     """A file under a temporary name: hashed as it is written, then fsynced and renamed, or removed."""
 
-    def __init__(self, folder: str, name: str, *, direct: bool = False) -> None:
-        """`direct`: past the page cache, where the file system can."""
+    def __init__(self, folder: str, name: str, *, direct: bool = False, blocks: bool = False) -> None:
+        """`direct`: past the page cache, where the file system can. `blocks`: they have checksums too."""
         self.folder = folder
         self.path = os.path.join(folder, f".{name}.tmp")
         self.size = 0
         self.closed = False
-        self._hasher = BlockHasher()
+        self._hasher = BlockHasher(blocks=blocks)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self._blocks: list[memoryview] = []
         self._filled = 0
@@ -79,6 +79,9 @@ class DurableFile(WriteOnly):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self._blocks:
             self._thread.shutdown(cancel_futures=True)
+            if _recycling:
+                _spare.append(self._blocks)
+            self._blocks = []
         if not self.closed:
             os.close(self._descriptor)
             self.closed = True
@@ -146,7 +149,7 @@ class DurableFile(WriteOnly):
 
     @property
     def block_checksums(self) -> str:
-        """Those of the committed file's blocks, as a manifest has them of a shard."""
+        """Those of the committed file's blocks, which were asked for, as a manifest has them of a shard."""
         return self._hasher.block_checksums
 
     def commit(self, name: Callable[[str], str]) -> FileInfo:
@@ -167,7 +170,46 @@ class DurableFile(WriteOnly):
         return FileInfo(file=final, bytes=self.size, checksum=checksum)
 
 
+_spare: list[list[memoryview]] = []
+_recycling: set[object] = set()
+
+
+@contextmanager
+def recycled_blocks() -> Iterator[None]:
+    """Meanwhile files that are done leave their blocks to those to come; none are left in the end.
+
+    Fresh memory would have to be cleared first, which takes as long as to fill it.
+    """
+    mine = object()
+    _recycling.add(mine)
+    try:
+        yield
+    finally:
+        _recycling.remove(mine)
+        if not _recycling:
+            _spare.clear()
+
+
+def prepare_blocks(files: int) -> None:
+    """Have blocks for so many files that are written at once, where a core has nothing else to do.
+
+    They are there until the next `recycled_blocks` ends.
+    """
+    made = [_fresh_blocks() for _ in range(files)]
+    for blocks in made:
+        for block in blocks:
+            np.frombuffer(block, dtype=np.uint8)[:: mmap.PAGESIZE] = 0
+    _spare.extend(made)
+
+
 def _blocks() -> list[memoryview]:
+    try:
+        return _spare.pop()
+    except IndexError:
+        return _fresh_blocks()
+
+
+def _fresh_blocks() -> list[memoryview]:
     """Blocks that begin at a page, as they have to, in large pages where there are: each costs a fault."""
     memory = mmap.mmap(-1, BLOCKS * BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

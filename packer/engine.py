@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from padless.packer.chunk import ChunkWork
 from padless.packer.config import PackConfig
 from padless.packer.gather import Gather
 from padless.packer.gather_part import Batches
 from padless.packer.plan import PackPlan
-from padless.packer.pool import run_chunks
-from padless.packer.prepared import Prepared, Task
-from padless.packer.token_store import ChunkStore, Entry
 from padless.packer.write import Layout, write_shard
 from padless.runtime.format import ShardInfo
 from padless.runtime.storage import is_url
+
+if TYPE_CHECKING:
+    from padless.packer.chunk import ChunkWork
+    from padless.packer.prepared import Prepared, Task
+    from padless.packer.token_store import ChunkStore, Entry
 
 
 class Engine(Protocol):
@@ -91,6 +92,8 @@ class LocalEngine:
         *,
         small: bool,
     ) -> None:
+        from padless.packer.pool import run_chunks  # a repack has no chunks
+
         run_chunks(work, prepared, tasks, self.workers, store, report, threads=small)
 
     def shard_writer(

@@ -61,9 +61,9 @@ def disk_full(error: OSError, path: str, missing: int) -> OSError:
     return full
 
 
-def disk_full_message(path: str, missing: int) -> str:
-    """What to tell, with the way out."""
+def disk_full_message(path: str, missing: int, *, then: str = "it goes on where it stopped") -> str:
+    """What to tell, with the way out; `then` is what the same command does the next time."""
     return (
         f"the disk is full: {path} could not be written ({missing:,} bytes missing). Nothing was "
-        "committed; make room and run the same command again, it goes on where it stopped"
+        f"committed; make room and run the same command again, {then}"
     )

@@ -8,21 +8,20 @@ finds its work done and another one does not overwrite it unasked.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from padless.packer.durable import sync_folder
-from padless.packer.errors import InputError, disk_full
+from padless.packer.errors import DiskFullError, InputError, disk_full, disk_full_message
+from padless.packer.export_place import beside, place_of, put_in_place
 from padless.packer.export_upload import ExportUpload
 from padless.packer.exports import EXPORTS, target_of
-from padless.packer.exports.job import Job, remove_tree
+from padless.packer.exports.job import Job
 from padless.packer.identity import version_of
 from padless.packer.progress import Report, part_of
 from padless.packer.sources.resolve import EXPORT_RECORD
@@ -90,20 +89,21 @@ def export(config: ExportConfig, *, progress: Report | None = None) -> ExportRes
         upload = ExportUpload(config.output.rstrip("/"), asked, force=config.force)
         if upload.there is not None:
             return _result(config.output, upload.there, time.perf_counter() - begin, was_there=True)
-        with _beside(upload.place, config.output) as folder:
+        with beside(upload.place, config.output) as folder:
             record = make(folder)
             upload.publish(folder, record)
         return _result(config.output, record, time.perf_counter() - begin, was_there=False)
     output = os.path.normpath(config.output)
     if (there := _finished(output, config, asked)) is not None:
         return _result(output, there, time.perf_counter() - begin, was_there=True)
-    with _beside(output, output) as folder:
+    place = place_of(output)
+    with beside(place, output) as folder:
         # Once more, now that no other export can be about to put its folder in place.
         if (there := _finished(output, config, asked)) is not None:
             return _result(output, there, time.perf_counter() - begin, was_there=True)
         record = make(folder)
         sync_folder(folder)
-        _put_in_place(folder, output)
+        put_in_place(folder, place)
     return _result(output, record, time.perf_counter() - begin, was_there=False)
 
 
@@ -132,8 +132,12 @@ def _make(
         }
         _write_text(folder, "README.md", _readme(config, record))
         _write_text(folder, EXPORT_RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
-    except OSError as error:  # from a library's own writer
-        raise disk_full(error, folder, 0) from error
+    except OSError as error:
+        full = disk_full(error, folder, 0)  # where it came from a library's own writer
+        if isinstance(full, DiskFullError):
+            told = disk_full_message(full.path or folder, full.missing, then="it begins anew")
+            raise DiskFullError(told) from error
+        raise
     return record
 
 
@@ -202,7 +206,7 @@ def _result(output: str, record: dict[str, Any], seconds: float, *, was_there: b
 
 def _what_is_there(output: str, config: ExportConfig | None) -> dict[str, Any] | None:
     """The record of an export that lies there; None for nothing. InputError for anything else."""
-    if not os.path.lexists(output):
+    if not os.path.exists(output):
         return None
     if not os.path.isdir(output):
         raise InputError(f"output {output} is a file; give a folder (a new one, best)")
@@ -211,7 +215,7 @@ def _what_is_there(output: str, config: ExportConfig | None) -> dict[str, Any] |
             record = json.load(file)
     except (OSError, ValueError):
         record = None
-    if isinstance(record, dict) and record.get("format") == _FORMAT:
+    if isinstance(record, dict) and record.get("format") == _FORMAT and "files" in record:
         return record
     if os.listdir(output) or config is None:
         raise InputError(
@@ -219,70 +223,6 @@ def _what_is_there(output: str, config: ExportConfig | None) -> dict[str, Any] |
             "(--force does not touch it either)"
         )
     return None
-
-
-@contextmanager
-def _beside(output: str, told: str) -> Iterator[str]:
-    """An empty folder beside the output, this process's alone; gone at the end unless it was renamed.
-
-    `told` is what messages call the output.
-    """
-    parent, name = os.path.split(os.path.abspath(output))
-    os.makedirs(parent, exist_ok=True)
-    folder = os.path.join(parent, f".{name}.export")
-    descriptor = _locked(folder, told)
-    try:
-        for left in os.listdir(folder):  # by a run that was killed
-            path = os.path.join(folder, left)
-            remove_tree(path) if os.path.isdir(path) else os.remove(path)
-        try:
-            yield folder
-        finally:
-            if _is_open_at(descriptor, folder):  # else it was renamed, and this may be the next one's
-                remove_tree(folder)
-    finally:
-        os.close(descriptor)
-
-
-def _locked(folder: str, output: str) -> int:
-    """The folder, made where there is none, open and locked."""
-    while True:
-        os.makedirs(folder, exist_ok=True)
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # renamed or removed by who is done
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_open_at(descriptor, folder):
-                return descriptor
-        except OSError:
-            os.close(descriptor)
-            raise InputError(
-                f"another export writes to {output}; wait for it, or give another folder"
-            ) from None
-        os.close(descriptor)  # of what is the output now
-
-
-def _is_open_at(descriptor: int, path: str) -> bool:
-    """Whether the path still leads to what is open."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _put_in_place(folder: str, output: str) -> None:
-    """Rename; what lay there before goes only when the new one has its name."""
-    old = f"{folder}.old"
-    if os.path.isdir(old):
-        remove_tree(old)
-    if os.path.isdir(output):
-        os.rename(output, old)
-    os.rename(folder, output)
-    sync_folder(os.path.dirname(os.path.abspath(output)))
-    if os.path.isdir(old):
-        remove_tree(old)
 
 
 def _write_text(folder: str, name: str, content: str) -> None:
@@ -299,7 +239,7 @@ def _readme(config: ExportConfig, record: dict[str, Any]) -> str:
         f"# Packed data for {target.reader}\n\n"
         f"{counts['packs']:,} packs, {counts['sequences']:,} sequences, {counts['tokens']:,} tokens, written "
         f"by `pack-dataset export --to {config.to}`. {target.rows[0].upper()}{target.rows[1:]}.\n\n"
-        + target.how.replace("{output}", config.output)
+        + target.how.replace("{output}", json.dumps(config.output, ensure_ascii=False)[1:-1])
         + ("\n\n" + notes if notes else "\n\n")
         + f"\n`{EXPORT_RECORD}` lists the files with their checksums.\n"
     )

@@ -85,16 +85,17 @@ class Elements:
             arrays[name] = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
         return replace(self, arrays=arrays, elements=found)
 
-    def take(self, name: str, sequences: NDArray[Any], tokens: int) -> NDArray[Any]:
-        """A column of sequences, one after the other; `tokens` is how many they have."""
+    def take(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
+        """A column of sequences, of at least one, one after the other: [tokens] or [tokens, K]."""
         import pyarrow as pa
 
         elements = self.elements.take(sequences)  # half the time of an index
         indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
         token = self._token(name)
-        taken = self.arrays[name].take(indexes).buffers()[2]
-        found: NDArray[Any] = np.frombuffer(taken, dtype=token.dtype, count=tokens * token.size)
-        return found.reshape(tokens, *token.shape)
+        _, ends, taken = self.arrays[name].take(indexes).buffers()
+        size = int(np.frombuffer(ends, dtype=np.int64)[len(elements)])  # the buffer may be longer
+        found: NDArray[Any] = np.frombuffer(taken, dtype=token.dtype, count=size // token.dtype.itemsize)
+        return found.reshape(-1, *token.shape)
 
     def _token(self, name: str) -> NDArray[Any]:
         """What a column has for a token, for its type and shape."""
@@ -120,12 +121,12 @@ class FolderGather:
 
     def tokens(self, sequences: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         targets: NDArray[np.int64] = self.targets.take(sequences).astype(np.int64)
-        return self._taken("input_ids", sequences), targets
+        return self.elements.take("input_ids", sequences), targets
 
     def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
         if not self.cut and "labels" in self.elements.arrays:
-            return self._taken("labels", sequences)
-        found = self._taken("input_ids", sequences).astype(np.int32)
+            return self.elements.take("labels", sequences)
+        found = self.elements.take("input_ids", sequences).astype(np.int32)
         found[self._starts(sequences)] = IGNORE_INDEX
         return found
 
@@ -137,14 +138,11 @@ class FolderGather:
         if name in self.extras:
             column: NDArray[Any] = self.extras[name][sequences]
             return column
-        found = self._taken(name, sequences)
+        found = self.elements.take(name, sequences)
         if self.cut and name == WEIGHT:
             found = found.copy()
             found[self._starts(sequences)] = 0
         return found
-
-    def _taken(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
-        return self.elements.take(name, sequences, int(self.lengths.take(sequences).sum(dtype=np.int64)))
 
     def _starts(self, sequences: NDArray[Any]) -> NDArray[np.int64]:
         lengths = self.lengths[sequences]

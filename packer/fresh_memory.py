@@ -9,6 +9,7 @@ was used stays the process's until it ends, so this is for commands that end soo
 from __future__ import annotations
 
 import ctypes
+import os
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Of glibc's malloc.h."""
@@ -17,7 +18,8 @@ _LARGEST = 32 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed; nothing where it is not glibc."""
+    """Have glibc keep what is freed, where it is the C library, and Arrow's pool, unless it is loaded."""
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # the pool gives back what was free for 10 ms
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):

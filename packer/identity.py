@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from padless.packer.config import PackConfig
 from padless.packer.errors import InputError
-from padless.packer.fim import Fim
 from padless.packer.image_rule import ImageRule, rule_of
 from padless.packer.mixing import Mix
 from padless.packer.published import check_published, read_published
 from padless.packer.sources import SourceFile, digest, stamp
 from padless.packer.sources.splits import TRAIN, VALIDATION, is_for_evaluation
-from padless.packer.template import CLASSIC, load_template
 from padless.packer.tokenizer_files import TokenizerFiles
 from padless.runtime.format import (
     MANIFEST,
@@ -35,6 +33,9 @@ from padless.runtime.format import (
     read_manifest,
 )
 from padless.runtime.storage import is_url
+
+if TYPE_CHECKING:
+    from padless.packer.fim import Fim
 
 KNOWN_LATER = frozenset({"formats", "packed_with", "grouped_by"})
 """Recorded options that follow from the sources and the others."""
@@ -70,10 +71,7 @@ def finished(
     manifest, manifests = there
     found = differences(next(iter(manifests.values())), tuple(manifests))
     if found:
-        raise InputError(
-            f"{output} holds a finished data set of another build ({'; '.join(found[:4])}): give another "
-            "--output, or --force to replace it"
-        )
+        raise other_build(output, found)
     if is_url(output):
         check_published(output, manifests)
         return there
@@ -81,6 +79,14 @@ def finished(
         for file in inner.files:
             check_file(Path(output, name, file.file), file.bytes)
     return there
+
+
+def other_build(output: str, differences: list[str]) -> InputError:
+    """The error to raise for a finished folder that is not what this run would make."""
+    return InputError(
+        f"{output} holds a finished data set of another build ({'; '.join(differences[:4])}): give another "
+        "--output, or --force to replace it"
+    )
 
 
 def _finished_in(output: str) -> Finished | None:
@@ -139,6 +145,8 @@ class Identity:
     @cached_property
     def template(self) -> str | None:
         """The chat template's text."""
+        from padless.packer.template import CLASSIC, load_template  # a repack renders nothing
+
         if self.config.template == CLASSIC:
             return None
         return load_template(self.config.template, self.tokenizer.own_template())
@@ -162,11 +170,15 @@ class Identity:
     @cached_property
     def fim(self) -> Fim | None:
         """How texts are rearranged; None: they are not."""
+        from padless.packer.fim import Fim
+
         return Fim.of(self.config, self.tokenizer, self.end_id)
 
     @cached_property
     def options(self) -> dict[str, Any]:
         """What can change the bytes, as the manifest gives it back, but for what the data decide."""
+        from padless.packer.template import CLASSIC
+
         found = self.config.recorded()
         found["source_splits"] = [file.split for file in self.files] if self.files[0].split else []
         found["classic_prompts"] = self.config.template == CLASSIC
@@ -221,7 +233,15 @@ class Identity:
 
     def finished(self) -> Finished | None:
         """What an earlier run of this very build left, or None; raises what `finished` does."""
-        return finished(self.config, self._differences)
+        found = finished(self.config, self._differences)
+        rule = rule_of(self.tokenizer)
+        # Behind a URL all shards would have to come for it.
+        if found is not None and isinstance(rule, ImageRule) and not is_url(self.config.output):
+            from padless.packer.images_again import changed_image
+
+            if changed := changed_image(self.config, self.files, found[1], rule):
+                raise other_build(self.config.output, [changed])
+        return found
 
     def _differences(self, old: Manifest, splits: tuple[str, ...]) -> list[str]:
         found = differing(old, splits, self.options, self.splits, KNOWN_LATER)

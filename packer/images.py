@@ -25,6 +25,8 @@ COLUMN = ("images", "image")
 VIDEOS = ("videos", "video")
 TAG = "<image>"
 """Stands in a text where the next image of the column belongs."""
+_TAG_OF_VIDEOS = "<video>"
+_NO_VIDEOS = "it has a video, which cannot be packed; give its frames as images, or leave it out"
 
 
 class Placer:
@@ -53,12 +55,13 @@ class Placer:
             value = row[name] if isinstance(self.rule, ImageRule) else row.get(name)
             given = value if isinstance(value, list) else [] if value in (None, "") else [value]
             given = [self._embedded(one, number, name, place) for place, one in enumerate(given)]
-        if isinstance(self.rule, ImageRule) and any(row.get(column) for column in VIDEOS):
-            raise RecordError(
-                "it has a video, which cannot be packed; give its frames as images, or leave it out"
-            )
+        videos = any(row.get(column) for column in VIDEOS)
+        if videos and isinstance(self.rule, ImageRule):
+            raise RecordError(_NO_VIDEOS)
 
         def placed(example: Any) -> Any:
+            if videos and _TAG_OF_VIDEOS in str(example):  # a model of text would learn the tag
+                raise RecordError(_NO_VIDEOS)
             if isinstance(example, Chat):
                 return self._chat(example, given)
             if given and isinstance(self.rule, ImageRule):
@@ -192,3 +195,10 @@ def located(image: str, folder: str) -> str:
     if "://" in image or os.path.isabs(image):
         return image
     return f"{folder.rstrip('/')}/{image}" if "://" in folder else os.path.join(folder, image)
+
+
+def image_folder(root: str | tuple[str, ...] | None, source: int, path: str) -> str:
+    """Where the relative paths of a source begin, which lies at a path: `--image-root`, if it is given."""
+    if root is None:
+        return os.path.dirname(path)
+    return root[source] if isinstance(root, tuple) else root

@@ -91,7 +91,7 @@ def make_anew(
         sources = _ranges(records.first[block], records.first[block + 1])
         lengths = old_lines["length"][sources]
         joints = (np.cumsum(lengths, dtype=np.int64) - lengths)[old_lines["part"][sources] > 0]
-        columns = _joined(old, sources, lengths, joints)
+        columns = _joined(old, sources, joints)
         new = _ranges(new_first[block], new_first[block + 1])
         taken = lines["length"][new].astype(np.int64)
         per_record = new_first[block + 1] - new_first[block]
@@ -114,14 +114,13 @@ def make_anew(
 
 
 def _joined(
-    old: Elements, sources: NDArray[np.int64], lengths: NDArray[np.int32], joints: NDArray[np.int64]
+    old: Elements, sources: NDArray[np.int64], joints: NDArray[np.int64]
 ) -> Mapping[str, NDArray[Any]]:
     """All columns and the labels of old sequences one after the other, the joints trained again.
 
     Only what is trained throughout was ever split, so a later part's first token is, too.
     """
-    tokens = int(lengths.sum(dtype=np.int64))
-    columns = {name: old.take(name, sources, tokens) for name in old.arrays}
+    columns = {name: old.take(name, sources) for name in old.arrays}
     if WEIGHT in columns and len(joints):
         raise InputError(
             f"{len(joints):,} fragments of records with a {WEIGHT} would be joined, and the weight of each "

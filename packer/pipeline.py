@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from padless.packer import teacher
 from padless.packer.buckets import remove_buckets
@@ -52,7 +53,6 @@ from padless.packer.table_writer import ColumnPiece, Piece, pieces_of
 from padless.packer.tables import SplitLines, collect
 from padless.packer.token_store import ChunkStore
 from padless.packer.tokenizer_files import Loading, take_loading, tokenizer_folder
-from padless.packer.tokenizing import Tokenizing, give_memory_back
 from padless.packer.work_folder import WorkFolder
 from padless.packer.write import Layout
 from padless.runtime.format import (
@@ -60,12 +60,16 @@ from padless.runtime.format import (
     WORK_FOLDER,
     ColumnInfo,
     Manifest,
+    PadlessError,
     ShardInfo,
     SourceInfo,
     SplitsManifest,
     checksum_bytes,
 )
-from padless.runtime.storage import is_url
+from padless.runtime.storage import cache_folder, is_url
+
+if TYPE_CHECKING:
+    from padless.packer.tokenizing import Tokenizing
 
 RESUMABLE = (DiskFullError, WorkerLostError, ClusterError, KeyboardInterrupt, OSError)
 """The machine was the reason, or the user: what is finished is kept for the same command."""
@@ -175,20 +179,30 @@ class Build:
         check_writable(url)
         found = self._finished()
         if found is None or is_held(url):
-            key, splits = self.identity.key(), self.identity.splits
-            with Publishing(url, key, splits, force=self.config.force, report=self.report) as target:
-                found = self._finished()
-                if found is not None:  # an earlier run was stopped between its commit and its sweep
-                    target.sweep(self._kept(found.manifests))
-                else:
-                    self.config = replace(self.config, output=target.folder, force=False)
-                    self.identity.config = self.config
-                    found = self._run_alone(work)
-                    self.mark = time.perf_counter()
-                    target.publish(found.manifests)
-                    self._done("upload")
-                    found.output, found.profile, found.was_finished = url, self.profile, False
+            try:
+                found = self._publish(url, work)
+            except OSError as error:
+                if isinstance(error, PadlessError):
+                    raise
+                raise disk_full(error, str(error.filename or cache_folder()), _LEAST_ROOM) from error
         found.seconds = time.perf_counter() - self.started
+        return found
+
+    def _publish(self, url: str, work: Callable[[WorkFolder], BuildResult]) -> BuildResult:
+        """The same, where it is to do or somebody is at it."""
+        key, splits = self.identity.key(), self.identity.splits
+        with Publishing(url, key, splits, force=self.config.force, report=self.report) as target:
+            found = self._finished()
+            if found is not None:  # an earlier run was stopped between its commit and its sweep
+                target.sweep(self._kept(found.manifests))
+                return found
+            self.config = replace(self.config, output=target.folder, force=False)
+            self.identity.config = self.config
+            found = self._run_alone(work)
+            self.mark = time.perf_counter()
+            target.publish(found.manifests)
+            self._done("upload")
+            found.output, found.profile, found.was_finished = url, self.profile, False
         return found
 
     def _finished(self) -> BuildResult | None:
@@ -209,6 +223,8 @@ class Build:
             store.close()
 
     def _build(self, store: ChunkStore, loading: Loading) -> BuildResult:
+        from padless.packer.tokenizing import Tokenizing, give_memory_back  # for a build alone
+
         resumed = len(store.entries)
         if not resumed and not os.path.exists(os.path.join(self.config.output, MANIFEST)):
             sweep(self.config.output, set())  # another build's shards need no room

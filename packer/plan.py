@@ -251,7 +251,7 @@ def plan_hash(plan: PackPlan, seq_lengths: ArrayLike, max_length: int) -> str:
         table = np.zeros((len(order), 3), "<i8")  # a row an entry, so blocks leave no trace
         table[:, 0] = order
         table[:, 1] = 0 if plan.starts is None else plan.starts[entries]
-        table[:, 2] = lengths[order] if plan.lengths is None else plan.lengths[entries]
+        table[:, 2] = lengths.take(order) if plan.lengths is None else plan.lengths[entries]
         digest.update(table.data)
     return f"xxh3:{digest.hexdigest()}"
 
@@ -301,7 +301,7 @@ def most_rows(plan: PackPlan, seq_lengths: ArrayLike, beside: int) -> int:
     """The most that a pack holds in tokens and `beside` for each of its sequences, [N] lengths in tokens."""
     lengths, most = np.asarray(seq_lengths), 0
     for packs, block in blocks(plan.offsets):
-        tokens = lengths[plan.order[block]] if plan.lengths is None else plan.lengths[block]
+        tokens = lengths.take(plan.order[block]) if plan.lengths is None else plan.lengths[block]
         begins = plan.offsets[packs] - block.start
         most = max(most, int(np.add.reduceat(tokens.astype(np.int64) + beside, begins).max()))
     return most
@@ -313,7 +313,8 @@ def pack_tokens(plan: PackPlan, seq_lengths: ArrayLike) -> NDArray[np.int64]:
     found = np.zeros(len(plan), dtype=np.int64)
     for packs, block in blocks(plan.offsets):
         begins = plan.offsets[packs] - block.start
-        found[packs] = np.add.reduceat(lengths[plan.order[block]], begins, dtype=np.int64)
+        tokens = lengths.take(plan.order[block])  # half the time of an index
+        found[packs] = np.add.reduceat(tokens, begins, dtype=np.int64)
     return found
 
 

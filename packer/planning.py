@@ -22,7 +22,6 @@ from padless.packer.lines import FAULTS, REASONS
 from padless.packer.meanings import counted
 from padless.packer.mixing import Mix, arguments_of
 from padless.packer.plan import Integers, PackPlan, shuffle_packs
-from padless.packer.rollouts import enter
 from padless.packer.sources import SourceFile
 from padless.packer.sources.splits import is_for_evaluation
 from padless.packer.strategies import CUTS, KEEPS_ORDER, STRATEGIES
@@ -93,6 +92,8 @@ def enter_rollouts(
             f"{file} has {name} records and other sources have rollouts, whose values these lack: pack "
             "them into a folder of their own"
         )
+    from padless.packer.rollouts import enter
+
     tokens, values = lay_elements(store)
     assert values is not None, "every rollout has values"
     enter(lines, tokens, values)

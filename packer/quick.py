@@ -203,7 +203,8 @@ def _source(data: Any, kept: KeptPacks) -> Any:
     import orjson
 
     try:
-        lines = b"".join(orjson.dumps(dict(record)) + b"\n" for record in data)
+        numpy = orjson.OPT_SERIALIZE_NUMPY
+        lines = b"".join(orjson.dumps(dict(record), option=numpy) + b"\n" for record in data)
     except TypeError as error:
         raise InputError(f"a record is nothing that JSON can tell ({error})") from None
     path = kept.hold("records", f"{checksum_bytes(lines).removeprefix('xxh3:')}.jsonl")
@@ -228,6 +229,7 @@ def _tokenizer_folder(tokenizer: Any, kept: KeptPacks) -> str:
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place, prefix=".") as fresh:
         tokenizer.save_pretrained(fresh)
+        _forget_calls(tokenizer, fresh)
         final = kept.hold("tokenizers", _fingerprint(fresh))
         if not final.exists():
             copy = f"{fresh}.whole"
@@ -237,6 +239,20 @@ def _tokenizer_folder(tokenizer: Any, kept: KeptPacks) -> str:
             except OSError:  # another process was faster
                 shutil.rmtree(copy)
     return str(final)
+
+
+def _forget_calls(tokenizer: Any, folder: str) -> None:
+    """Take from what was saved the truncation and padding of the object's last call; they are not its own."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or (backend.truncation is None and backend.padding is None):
+        return
+    from tokenizers import Tokenizer
+
+    file = os.path.join(folder, "tokenizer.json")
+    saved = Tokenizer.from_file(file)
+    saved.no_truncation()
+    saved.no_padding()
+    saved.save(file)
 
 
 def _fingerprint(folder: str) -> str:

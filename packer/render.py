@@ -5,7 +5,6 @@ It runs in the shadow of the tokenizer's load.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from padless.packer import teacher
@@ -29,7 +28,7 @@ from padless.packer.formats.examples import (
     preceded,
 )
 from padless.packer.image_rule import ImageRule, rule_of
-from padless.packer.images import COLUMN, Placer, images_in
+from padless.packer.images import COLUMN, VIDEOS, Placer, image_folder, images_in
 from padless.packer.lines import EMPTY, NO_VERDICT
 from padless.packer.marks import choose_marks, leaves, mark_plain, split_marked, whole_texts
 from padless.packer.prepared import Batch, Prepared, Task
@@ -119,14 +118,10 @@ class Renderer:
     def _placer(self, task: Task, rows: list[Any]) -> Placer | None:
         """What puts images into the conversations of a chunk, where there may be some."""
         if not isinstance(self.image_rule, ImageRule):
-            columns = {self.columns.named.get(COLUMN[0]), *COLUMN}
+            columns = {self.columns.named.get(COLUMN[0]), *COLUMN, *VIDEOS}
             if not any(isinstance(row, dict) and not columns.isdisjoint(row) for row in rows):
                 return None
-        folder = self.config.image_root
-        if folder is None:
-            folder = os.path.dirname(task.chunk.path)
-        elif isinstance(folder, tuple):
-            folder = folder[task.chunk.source]
+        folder = image_folder(self.config.image_root, task.chunk.source, task.chunk.path)
         return Placer(self.image_rule, folder, task.name)
 
     def converter(self, name: str, rows: list[Any]) -> Convert:

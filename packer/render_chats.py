@@ -22,6 +22,7 @@ from padless.packer.refusals import KnownRoles, lost_calls, unclear_turns, unkno
 from padless.packer.sealed import TRIMMED_DIFFERENTLY, sealed, trims_alike
 from padless.packer.spans import Shield, check_no_stand_ins
 from padless.packer.template import CLASSIC, ChatTemplate
+from padless.packer.template_limits import TooSlowError
 
 
 class Seen(NamedTuple):
@@ -166,6 +167,9 @@ class ChatRenderer:
                 pictured = any(images_in(turn) for turn in chat.messages)
                 hint = "; it has images: give the model's own template (--template FILE)" if pictured else ""
                 found.bad(record, f"{error}{hint}")
+            except TooSlowError as error:
+                where = f"{found.task.name}, record {found.task.chunk.start + record:,}"
+                raise TooSlowError(f"{where}: {error}") from None
         if kept:
             try:
                 self._add(found, kept, "".join(pieces), marks)

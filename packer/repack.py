@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from padless.packer import early_checksums
 from padless.packer.build_result import BuildResult
 from padless.packer.commit import Facts
 from padless.packer.config import PackConfig
+from padless.packer.durable import prepare_blocks
 from padless.packer.errors import InputError
 from padless.packer.extra_columns import GROUP, GROUPS, VERDICTS, group_column, has_value
 from padless.packer.folder_tokens import Elements, Segment, full_segments, renumbered, stored_segments
@@ -61,10 +63,12 @@ from padless.runtime.format import (
     ColumnInfo,
     FileInfo,
     Manifest,
-    TableInfo,
     check_file,
 )
 from padless.runtime.reader import PackedReader
+
+WORTH_PREPARING = 2**28
+"""Bytes of shards from which on the blocks to write them from are all used."""
 
 
 def repack(config: RepackConfig) -> BuildResult:
@@ -173,6 +177,11 @@ class Repack(Build):
         with ThreadPoolExecutor(self.workers) as hashing:
             try:
                 found = [self._split(name, made, hashing) for name in self.identity.splits]
+                shards = [
+                    shard for splits in self.folders for part in splits.values() for shard in part.shards
+                ]
+                if sum(shard.bytes for shard in shards) > WORTH_PREPARING:
+                    hashing.submit(prepare_blocks, min(self.workers + 1, len(shards)))
                 lines, gathers, tables = ([item[place] for item in found] for place in range(3))
                 self._done("read")
                 check_losses(self.config, self.identity.splits, lines)
@@ -219,10 +228,10 @@ class Repack(Build):
         for folder, splits in zip(self.asked.folders, self.folders, strict=True):
             manifest = splits[name]
             reader = PackedReader(Path(folder) / name)
-            others: list[FileInfo | TableInfo] = [*manifest.sequence_tables, *manifest.tokenizer_files]
-            self._unchanged += [hashing.submit(_check, reader, file) for file in others]
+            # The reader compares the sequence table itself.
+            self._unchanged += [hashing.submit(_check, reader, file) for file in manifest.tokenizer_files]
             shards = range(len(manifest.shards))
-            self._unchanged += [hashing.submit(reader.check_shard, n) for n in shards]
+            self._unchanged += [hashing.submit(_check_shard, reader, n) for n in shards]
             types = {column.name: column.type for column in manifest.columns}
             is_mapped = (
                 manifest.options.get("compression") in (None, "none")
@@ -332,8 +341,12 @@ class Repack(Build):
         )
 
 
-def _check(reader: PackedReader, file: FileInfo | TableInfo) -> None:
+def _check(reader: PackedReader, file: FileInfo) -> None:
     check_file(reader.path / file.file, file.bytes, file.checksum)
+
+
+def _check_shard(reader: PackedReader, shard: int) -> None:
+    reader.check_shard(shard, early_checksums.take(reader.path / reader.manifest.shards[shard].file))
 
 
 def _stored(

@@ -66,7 +66,7 @@ class Places:
             per_pack = np.diff(offsets)
             packs = np.arange(here.start, here.stop, dtype=np.int32)
             self.pack[sequences] = np.repeat(packs, per_pack)
-            taken = lengths[sequences]
+            taken = lengths.take(sequences)
             starts = np.cumsum(taken, dtype=np.int64) - taken
             self.offset[sequences] = starts - np.repeat(starts[offsets[:-1] - offsets[0]], per_pack)
 

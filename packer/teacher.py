@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from padless.packer.errors import InputError, RecordError
-from padless.packer.formats.examples import Columns, Tokens
 from padless.runtime.format import ColumnInfo
 
 if TYPE_CHECKING:
+    from padless.packer.formats.examples import Columns, Tokens
     from padless.packer.prepared import Prepared
     from padless.packer.sources import SourceFile
     from padless.packer.tables import SplitLines
@@ -29,6 +29,8 @@ IDS, LOGPROBS = "teacher_ids", "teacher_logprobs"
 WEIGHT = "loss_weight"
 _MOST_LOGPROB = 1e-3
 """Logarithms of probabilities are 0 or less, but for rounding."""
+_MOST_IN_ALL = 1.05
+"""What the candidates of a token add up to is 1 or less, but for rounding: bfloat16 has three digits."""
 
 
 def kind_of(candidates: int) -> np.dtype[Any]:
@@ -36,8 +38,12 @@ def kind_of(candidates: int) -> np.dtype[Any]:
     return np.dtype([(WEIGHT, "<f4"), (IDS, "<i4", (candidates,)), (LOGPROBS, "<f4", (candidates,))])
 
 
-def read(row: Mapping[str, Any], columns: Columns, tokens: int) -> NDArray[np.void] | None:
-    """[tokens] of `kind_of`, weights 0; None where the record has no teacher. Raises RecordError."""
+def read(row: Mapping[str, Any], columns: Columns, labels: Sequence[int]) -> NDArray[np.void] | None:
+    """[tokens] of `kind_of`, weights 0; None where the record has no teacher. Raises RecordError.
+
+    `labels` [tokens], below 0 where not trained: there many have nothing, and write zeros.
+    """
+    tokens = len(labels)
     names = [columns.find(row, name) for name in (IDS, LOGPROBS)]
     given = [None if name is None else row[name] for name in names]
     if given == [None, None]:
@@ -52,6 +58,13 @@ def read(row: Mapping[str, Any], columns: Columns, tokens: int) -> NDArray[np.vo
         raise RecordError(f"{IDS} has {ids.shape[1]} candidates a token and {LOGPROBS} {logprobs.shape[1]}")
     if not np.isfinite(logprobs).all() or logprobs.max(initial=0) > _MOST_LOGPROB:
         raise RecordError(f"{LOGPROBS} must be logarithms of probabilities: finite, and 0 or less")
+    in_all = np.exp(logprobs.astype(np.float64)).sum(axis=1)
+    in_all[:1] = 0  # nothing predicts the first token
+    if (places := np.flatnonzero((in_all > _MOST_IN_ALL) & (np.asarray(labels) >= 0))).size:
+        raise RecordError(
+            f"{LOGPROBS} of token {places[0]} add up to a probability of {in_all[places[0]]:.4g}, and all "
+            "there are make 1: give log_softmax of the teacher's logits, of candidates that are different"
+        )
     found = np.zeros(tokens, dtype=kind_of(ids.shape[1]))
     if ids.min(initial=0) < 0 or ids.max(initial=0) > np.iinfo(np.int32).max:
         raise RecordError(f"{IDS} has {ids.min()} to {ids.max()}, which are no ids of tokens")

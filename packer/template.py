@@ -19,6 +19,7 @@ from typing import Any
 from padless.packer.errors import InputError, RecordError
 from padless.packer.formats.examples import Chat
 from padless.packer.sealed import Sealed, sealed, trims_alike, unsealed
+from padless.packer.template_limits import FUEL, OversizeError, TooSlowError
 
 BUILT_IN = ("chatml", "llama3", "mistral", "gemma", "phi", "qwen", "deepseek")
 """Templates that come along, for chats of text; each is templates/NAME.jinja and marks its answers."""
@@ -102,8 +103,7 @@ class ChatTemplate:
 
         from padless.packer.sandbox import Sandbox
 
-        environment = Sandbox()
-        environment.filters["tojson"] = _tojson
+        environment = Sandbox(filters={"tojson": _tojson})
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _no_clock
         try:
@@ -144,6 +144,8 @@ class ChatTemplate:
             try:
                 expected.append(self.render(chat, marks))
                 views.append(view)
+            except OversizeError:  # the fast engine would make it
+                return False
             except RecordError:
                 continue
         try:
@@ -154,6 +156,10 @@ class ChatTemplate:
     def _minijinja(self) -> Any:
         import minijinja
 
+        from padless.packer.growth import may_multiply
+
+        if may_multiply(self._slow.environment, self._marked):
+            raise OversizeError("its values may grow with every turn, and the fast engine bounds none")
         environment = minijinja.Environment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -162,6 +168,7 @@ class ChatTemplate:
             tests={"sequence": _is_sequence},
             globals={"raise_exception": _raise, "strftime_now": _no_clock},
         )
+        environment.fuel = FUEL
         source = re.sub(r"\r?\n\Z", "", self._marked)  # as the engines do at a template's end
         environment.add_template(
             "batch",
@@ -174,10 +181,17 @@ class ChatTemplate:
         return self._text(chat, {**self.variables, **_marks(marks)}) + marks[2]
 
     def _text(self, chat: Chat, variables: Mapping[str, Any]) -> str:
+        self._slow.environment.spent.begin(chat)
         try:
             if chat.variables:
                 variables = {**variables, **chat.variables}
             text: str = self._slow.render(messages=chat.messages, tools=chat.tools, **variables)
+        except TooSlowError as error:
+            raise TooSlowError(
+                f"chat template {self.name}: {error}; give another with --template, or leave the record out"
+            ) from None
+        except OversizeError as error:
+            raise OversizeError(f"the chat template refuses it: {error}") from None
         except InputError:
             raise
         except Exception as error:  # template code fails in any way that Python code can

@@ -57,9 +57,10 @@ def tell_error(message: str) -> None:
     errors.print(message, markup=False)
 
 
-def tell_interrupted() -> None:
-    """What Ctrl-C gives."""
-    print("interrupted; the same command goes on from what was finished", file=sys.stderr)
+def tell_interrupted(*, goes_on: bool) -> None:
+    """What Ctrl-C gives; `goes_on`: whether the command keeps what it finished."""
+    then = "; the same command goes on from what was finished" if goes_on else ""
+    print(f"interrupted{then}", file=sys.stderr)
 
 
 def print_json(content: Any) -> None:

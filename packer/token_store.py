@@ -12,15 +12,17 @@ import json
 import mmap
 import os
 import threading
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from padless.packer.chunk import ChunkResult
 from padless.packer.errors import disk_full
 from padless.packer.lines import LINE, Problem
+
+if TYPE_CHECKING:
+    from padless.packer.chunk import ChunkResult
 
 MOST_PROBLEMS = 20
 """Of one chunk: an entry has to fit into a pipe."""
@@ -71,9 +73,9 @@ class ChunkStore:
                 if os.path.exists(path):
                     os.remove(path)
         flags = os.O_RDWR | os.O_CREAT
-        self._tokens = os.open(self.tokens_path, flags)
-        self._weights = os.open(self.weights_path, flags)
-        self._lines = os.open(self.lines_path, flags)
+        self._tokens = os.open(self.tokens_path, flags, 0o666)
+        self._weights = os.open(self.weights_path, flags, 0o666)
+        self._lines = os.open(self.lines_path, flags, 0o666)
         self._journal = open(journal, "a", encoding="utf-8")
         if not self.entries:
             self._journal.truncate(0)

@@ -48,7 +48,6 @@ def account_of(manifest: Manifest, table: dict[str, Array]) -> str:
         "records": fates,
         "dropped_by_reason": dropped_by_reason,
         "sequences": int((table["pack"] >= 0).sum()),
-        "packs": manifest.num_packs,
         "tokens": tokens,
         "trained_tokens": trained,
         "masked_tokens": tokens - trained,

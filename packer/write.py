@@ -29,7 +29,7 @@ BATCH_BYTES = 32 * 2**20
 """Token bytes of a record batch, at most (or one pack)."""
 STRING_BYTES = 96
 """What a text at sequence level takes, about."""
-SLICE_TOKENS = 2**18
+SLICE_TOKENS = 2**19
 """Tokens gathered at a time: temporaries stay in a core's own cache."""
 
 
@@ -116,7 +116,7 @@ def write_shard(
     tokens = 0
     name = f"shard-{number:05d}"
     unfinished = f"{name}-{attempt}" if attempt else name
-    with DurableFile(folder, unfinished, direct=True) as file:
+    with DurableFile(folder, unfinished, direct=True, blocks=True) as file:
         late = LateFile(file)
         with pa.ipc.new_stream(pa.PythonFile(late, mode="w"), schema, options=options) as stream:
             for start, stop in batches:
@@ -156,7 +156,7 @@ def _batch(
     sequences = plan.order[first : int(plan.offsets[stop])]
     gather = split.of_batch(start, sequences)
     sequence_offsets = plan.offsets[start : stop + 1] - first
-    lengths = gather.lengths[sequences]
+    lengths = gather.lengths.take(sequences)
     ends = np.zeros(len(sequences) + 1, dtype=np.int64)
     np.cumsum(lengths, out=ends[1:])
     token_offsets = ends[sequence_offsets]

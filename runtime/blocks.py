@@ -17,17 +17,15 @@ from padless.runtime.manifest import BLOCK_BYTES, BLOCK_DIGITS, ShardInfo, count
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_HASHED_AT_A_TIME = BLOCK_BYTES // 4
-"""Bytes that both checksums of a file go over while they are in a core's own cache."""
-_READ_AT_A_TIME = 8 << 20
-
 
 class BlockHasher:
     """The checksums of a file that is written or read from its start to its end: whole, and by blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, blocks: bool = True) -> None:
+        """Without `blocks` the whole file's alone."""
         import xxhash
 
+        self._has_blocks = blocks
         self._whole = xxhash.xxh3_128()
         self._block = xxhash.xxh3_64()
         self._left = BLOCK_BYTES
@@ -35,8 +33,11 @@ class BlockHasher:
 
     def update(self, data: memoryview) -> None:
         """Go on with the file's next bytes."""
-        while len(data):
-            piece = data[: min(self._left, _HASHED_AT_A_TIME)]
+        if not self._has_blocks:
+            self._whole.update(data)
+            return
+        while len(data):  # in few calls: after each a thread waits for its turn among all
+            piece = data[: self._left]
             self._whole.update(piece)
             self._block.update(piece)
             self._left -= len(piece)
@@ -61,9 +62,10 @@ class BlockHasher:
 def hash_file(path: str | Path) -> BlockHasher:
     """Both checksums of a file, in one pass."""
     hasher = BlockHasher()
-    with open(path, "rb") as file:
-        while piece := file.read(_READ_AT_A_TIME):
-            hasher.update(memoryview(piece))
+    piece = memoryview(bytearray(BLOCK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(piece):
+            hasher.update(piece[:size])
     return hasher
 
 

@@ -10,7 +10,8 @@ and the memory of a share is free when all of its batches are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,19 +23,24 @@ from padless.runtime.balance import plan_micro_batches
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
 from padless.runtime.images import IMAGES
-from padless.runtime.in_memory_columns import (
-    by_sequence,
-    by_token,
-    column,
-    ids_of,
-    interleaved,
-    lengths_of,
+from padless.runtime.in_memory_checks import (
     refuse_further,
     refuse_ids,
     refuse_labels,
     refuse_mask,
     refuse_nan,
     refuse_padding,
+)
+from padless.runtime.in_memory_columns import (
+    blanks_of,
+    by_sequence,
+    by_token,
+    column,
+    ids_of,
+    interleaved,
+    lengths_of,
+    rows_of,
+    token_counts,
 )
 from padless.runtime.in_memory_images import NAMES as OF_IMAGES
 from padless.runtime.in_memory_images import add_images, refuse_unseen
@@ -46,6 +52,7 @@ _OWN = ("input_ids", "prompt_ids", "response_ids", "labels", "response_mask")
 """What becomes the tokens and labels of a batch; the rest are columns."""
 _MADE = ("sequence_ids", "num_targets", *(name for name in MODEL_INPUTS if name not in _OWN))
 """What a batch has by these names is made here."""
+_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 _NOT_BOTH = (
     ("input_ids", "prompt_ids"),
     ("input_ids", "response_ids"),
@@ -55,7 +62,7 @@ _NOT_BOTH = (
 
 
 def pack_sequences(
-    sequences: Sequence[Mapping[str, Any]],
+    sequences: Iterable[Mapping[str, Any]],
     *,
     max_tokens: int,
     rank: int | None = None,
@@ -68,7 +75,7 @@ def pack_sequences(
     [L] (default: all is trained), or else `prompt_ids` [P] and `response_ids` [R], of which the response is
     trained, where `response_mask` [R] (0 and 1) says so. Further arrays are columns by token: as long as the
     ids, or as the response (the prompt then gets zeros); row t of an array belongs to token t, never to the
-    one before.
+    one before. Tensors, lists and tuples are taken for arrays; arrays are read fastest.
     Numbers and strings are columns by sequence. Python's floats become float32, and true and false in
     `label` and `is_chosen` 1 and 0. A batch's `sequence_ids` are places in `sequences`.
 
@@ -85,27 +92,27 @@ def pack_sequences(
     tokens.
     """
     rank, world_size = find_ranks(rank, world_size)
-    if not sequences:
-        raise CollateError("there are no sequences to pack; give at least one")
+    sequences = rows_of(sequences)
     first = sequences[0]
-    refuse_further(sequences, but=OF_IMAGES if image_token_id is not None else ())
     _refuse_names(first)
+    names = ("input_ids",) if "input_ids" in first else ("prompt_ids", "response_ids")
+    lengths = token_counts(names[0], column(sequences, names[0]))
+    for name in names[1:]:
+        lengths += token_counts(name, column(sequences, name))
     has_images = image_token_id is not None or IMAGES in first
     refuse_unseen(sequences if has_images else sequences[:1], image_token_id)
-    names = ("input_ids",) if "input_ids" in first else ("prompt_ids", "response_ids")
-    lengths = lengths_of(column(sequences, names[0]))
-    for name in names[1:]:
-        lengths += lengths_of(column(sequences, name))
     plan = plan_micro_batches(lengths, max_tokens=max_tokens, world_size=world_size)
     share = plan[rank::world_size]
     taken = [numbers or [int(lengths.argmin())] for numbers in share]
     flat = [number for numbers in taken for number in numbers]
-    batches = _cut(_gathered([sequences[number] for number in flat], flat), taken, lengths)
-    for batch, numbers, mine in zip(batches, share, taken, strict=True):
+    mine = [sequences[number] for number in flat]
+    refuse_further(mine, first, but=OF_IMAGES if image_token_id is not None else (), numbers=flat)
+    batches = _cut(_gathered(mine, flat, first), taken)
+    for batch, numbers, seen in zip(batches, share, taken, strict=True):
         if not numbers:
             _untrain(batch)
         if image_token_id is not None:
-            add_images(batch, [sequences[number] for number in mine], mine, image_token_id)
+            add_images(batch, [sequences[number] for number in seen], seen, image_token_id)
     return batches
 
 
@@ -117,19 +124,23 @@ def _refuse_names(first: Mapping[str, Any]) -> None:
         raise CollateError(f"the sequences have {made[0]}, which is made here for each batch: leave it out")
 
 
-def _gathered(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenBatch:
-    """All of a rank's sequences as one batch; `numbers` are what they are called."""
-    first = sequences[0]
+def _gathered(
+    sequences: list[Mapping[str, Any]], numbers: list[int], first: Mapping[str, Any]
+) -> VarlenBatch:
+    """All of a rank's sequences as one batch; `numbers` are what they are called, `first` is like all."""
     apart = "input_ids" not in first
     answers = ids_of(sequences, "response_ids" if apart else "input_ids", numbers)
     sizes = lengths_of(answers)
     prompts = ids_of(sequences, "prompt_ids", numbers) if apart else []
     before = lengths_of(prompts) if apart else np.zeros_like(sizes)
+    blanks = blanks_of(before) if apart else None
+
+    each = sizes.tolist()
 
     def of_tokens(name: str) -> Array:
         """A column by token, zeros for each prompt."""
         per = "response_ids" if apart else "input_ids"
-        return by_token(name, column(sequences, name), sizes, before, numbers=numbers, per=per)
+        return by_token(name, column(sequences, name), each, before=blanks, numbers=numbers, per=per)
 
     lengths = before + sizes
     batch = assemble(
@@ -146,14 +157,14 @@ def _gathered(sequences: list[Mapping[str, Any]], numbers: list[int]) -> VarlenB
         given = of_tokens("labels")
         refuse_labels(given, ids, lengths, numbers)
         labels[:] = given
+        labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX  # nothing predicts a sequence's first token
     elif "response_mask" in first:
         mask = of_tokens("response_mask")
         refuse_mask("response_mask", mask, lengths, numbers)
         np.copyto(labels, IGNORE_INDEX, where=mask == 0)
     elif apart:
-        edges = np.stack([before, sizes], axis=1).reshape(-1)
-        np.copyto(labels, IGNORE_INDEX, where=np.tile([True, False], len(sizes)).repeat(edges))
-    labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX  # nothing predicts a sequence's first token
+        in_turn = np.arange(2 * len(sizes)) % 2 == 0
+        np.copyto(labels, IGNORE_INDEX, where=in_turn.repeat(np.array([before, sizes]).T.reshape(-1)))
     for name, value in first.items():
         if name in _OWN or name in OF_IMAGES:
             continue
@@ -176,35 +187,32 @@ def _is_array(value: Any) -> bool:
     return bool(value.ndim) if hasattr(value, "ndim") else isinstance(value, list | tuple)
 
 
-def _cut(batch: VarlenBatch, taken: list[list[int]], lengths: Array) -> list[VarlenBatch]:
-    """The batch in parts of these sequences: views of it, with boundaries of their own."""
-    trained = batch["labels"].numpy()[0] != IGNORE_INDEX
-    columns = {name: value for name, value in batch.items() if name not in (*MODEL_INPUTS, "num_targets")}
-    seq_idx = batch["seq_idx"].numpy()
-    found, token, sequence = [], 0, 0
-    for numbers in taken:
-        mine = lengths[numbers]
-        bounds = np.zeros(len(mine) + 1, dtype=np.int32)
-        np.cumsum(mine, out=bounds[1:])
-        tokens, longest = slice(token, token + int(bounds[-1])), int(mine.max())
-        rows = slice(sequence, sequence + len(mine))
-        cu_seq_lens = torch.from_numpy(bounds)
-        part = VarlenBatch(
-            input_ids=batch["input_ids"][:, tokens],
-            labels=batch["labels"][:, tokens],
-            position_ids=batch["position_ids"][:, tokens],
-            cu_seq_lens_q=cu_seq_lens,
-            cu_seq_lens_k=cu_seq_lens,
-            max_length_q=longest,
-            max_length_k=longest,
-            seq_idx=torch.from_numpy(seq_idx[:, tokens] - np.int32(sequence)),
-            num_targets=int(np.count_nonzero(trained[tokens])),
+def _cut(batch: VarlenBatch, taken: list[list[int]]) -> list[VarlenBatch]:
+    """The batch in parts of as many sequences: its memory, with boundaries of their own."""
+    rows, ends = list(map(len, taken)), batch["cu_seq_lens_q"].numpy()
+    firsts = [0, *accumulate(rows)]
+    tokens = np.diff(ends[firsts]).tolist()
+    longest = np.maximum.reduceat(np.diff(ends), firsts[:-1]).tolist()
+    trained, seq_idx = batch["labels"].numpy()[0] != IGNORE_INDEX, batch["seq_idx"].numpy()[0]
+    parts: dict[str, Sequence[Any]] = {}
+    for name, value in batch.items():
+        if isinstance(value, list):
+            parts[name] = [value[first:last] for first, last in pairwise(firsts)]
+        elif isinstance(value, torch.Tensor) and name not in _BOUNDS:
+            # Not the safe one: its parts refuse to be changed in place by what has a gradient.
+            by_token = value.ndim > 1
+            parts[name] = value.unsafe_split_with_sizes(tokens if by_token else rows, int(by_token))
+    found = []
+    for place, (first, last) in enumerate(pairwise(firsts)):
+        part = VarlenBatch({name: each[place] for name, each in parts.items()})
+        mine = slice(ends[first], ends[last])
+        seq_idx[mine] -= (
+            first  # which the part has in the same memory, and torch takes five times as long for
         )
-        for name, value in columns.items():
-            by_token = isinstance(value, torch.Tensor) and value.ndim > 1
-            part[name] = value[:, tokens] if by_token else value[rows]
+        part["cu_seq_lens_q"] = part["cu_seq_lens_k"] = torch.from_numpy(ends[first : last + 1] - ends[first])
+        part["max_length_q"] = part["max_length_k"] = longest[place]
+        part["num_targets"] = int(np.count_nonzero(trained[mine]))
         found.append(part)
-        token, sequence = tokens.stop, rows.stop
     return found
 
 

@@ -26,7 +26,7 @@ from padless.runtime.varlen_batch import VarlenBatch
 GRIDS, PIXELS = "image_grid_thw", "pixel_values"
 NAMES = (GRIDS, PIXELS, IMAGES)
 """What a sequence may have of images, and need not where others do."""
-_OF_VIDEOS = ("video_grid_thw", "pixel_values_videos")
+_OF_VIDEOS = ("video_grid_thw", "pixel_values_videos", "videos")
 
 
 def refuse_unseen(sequences: Sequence[Mapping[str, Any]], image_token_id: int | None) -> None:

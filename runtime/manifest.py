@@ -6,6 +6,7 @@ names once, where they enter; the rest of padless trusts a `Manifest`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,7 @@ BLOCK_BYTES = 1 << 20
 """Bytes of a shard that have a checksum together; the last block of a file may be shorter."""
 BLOCK_DIGITS = 16
 """Hex digits of a block's checksum: XXH3 with 64 bits."""
+_SHARD_NUMBER = re.compile(r"shard-([0-9]{5,18})-")
 
 
 def count_blocks(size: int) -> int:
@@ -175,6 +177,7 @@ class Manifest:
             raise fields.object("statistics").error("buckets", str(problem)) from None
         if missing := [name for name in OWN_COLUMNS if name not in names and name != "labels"]:
             raise fields.error("columns", f"has no {missing[0]}")
+        _refuse_other_shards(fields, manifest)
         return manifest
 
 
@@ -211,6 +214,18 @@ class SplitsManifest:
         splits = fields.each("splits", _split)
         fields.refuse_twice([split.name for split in splits])
         return cls(splits=splits, padless_version=fields.text("padless"))
+
+
+def _refuse_other_shards(fields: Fields, manifest: Manifest) -> None:
+    """Raise where whole shards were taken out of the list, added or exchanged: packs are numbered by it."""
+    for key in ("packs", "sequences", "tokens"):
+        said = manifest.statistics[key]
+        if said != (listed := sum(getattr(shard, key) for shard in manifest.shards)):
+            raise fields.object("statistics").error(key, f"is {said}, and the shards listed hold {listed}")
+    for place, shard in enumerate(manifest.shards):
+        named = _SHARD_NUMBER.match(shard.file)
+        if named is not None and int(named[1]) != place:
+            raise fields.error(f"shards[{place}]", f"is {shard.file}, which belongs elsewhere in the list")
 
 
 def _shard(fields: Fields) -> ShardInfo:

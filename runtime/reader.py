@@ -147,9 +147,16 @@ class PackedReader:
     def __getitem__(self, index: SupportsIndex) -> Pack:
         """Pack number `index`; negative ones count from the end.
 
-        Raises IndexError, BatchError, ForeignFileError, and what opening a shard raises.
+        Raises IndexError, TypeError for what is no whole number, BatchError, ForeignFileError, and what
+        opening a shard raises.
         """
-        number, count = operator.index(index), len(self)
+        try:
+            number, count = operator.index(index), len(self)
+        except TypeError:
+            raise TypeError(
+                f"packs are taken by one whole number, not by {index!r}: [packs[n] for n in range(...)] "
+                "gives several, torch.utils.data.Subset a part"
+            ) from None
         if not -count <= number < count:
             raise IndexError(f"pack {number} of {count}: give {-count} to {count - 1}")
         number %= count
@@ -271,13 +278,14 @@ class PackedReader:
         table = self.sequence_table(names)
         return {name: column_to_numpy(table.column(name)) for name in names}
 
-    def check_shard(self, shard: int) -> None:
+    def check_shard(self, shard: int, found: str | None = None) -> None:
         """Compare a shard's checksum, and open all its record batches.
 
-        The file is read through the mapping, so that it is in the page tables for what comes after.
-        Raises ChecksumError, and what opening a shard or a batch raises.
+        `found`: the checksum, where somebody has worked it out just now; otherwise the file is read through
+        the mapping, so that it is in the page tables for what comes after. Raises ChecksumError, and what
+        opening a shard or a batch raises.
         """
-        self._shards.compare_whole(shard)
+        self._shards.compare_whole(shard, found)
         first = sum(len(before.batches) for before in self.manifest.shards[:shard])
         for which in range(first, first + len(self.manifest.shards[shard].batches)):
             self.batch(which)

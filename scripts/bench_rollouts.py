@@ -6,8 +6,10 @@ Lengths are drawn: prompts of 40 to 200 tokens, responses log-normal up to 4,096
 from the descriptions of their algorithms: Karmarkar and Karp's differencing, first over the ranks, then over
 each rank's micro-batches, as verl does it; and TRL's greedy, longest first to the row with the least sum of
 squares that has room. Work is 24,576 L + L^2; a step takes as long as its busiest rank. "pack" is all of
-`pack_sequences` on one rank: lengths, plan, and the tensors of that rank's share. Times are of the processor,
-on one thread, so that neighbours on the machine count little.
+`pack_sequences` on one rank: lengths, plan, and the tensors of that rank's share, of rollouts whose ids,
+log-probabilities and advantages are arrays, tensors or lists; beside lists stands what numpy takes to read
+those of the share, one after the other. Times are of the processor, on one thread, so that neighbours on the
+machine count little; the least is what it takes where they leave the caches alone.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from bench_results import Results
 
 from padless.runtime.balance import MicroBatches, plan_micro_batches
@@ -116,15 +119,31 @@ def rollouts(count: int) -> list[dict[str, Any]]:
     return found
 
 
-def median_ms(work: Callable[..., Any], *given: Any) -> float:
-    """Median milliseconds of processor time of a call, of as many as take two seconds, at least three."""
+def times_ms(work: Callable[..., Any], *given: Any) -> Lengths:
+    """Milliseconds of processor time of a call, of as many as take two seconds, at least three."""
     times: list[float] = []
     end = time.thread_time() + 2
     while len(times) < 3 or time.thread_time() < end:
         start = time.thread_time()
         work(*given)
         times.append(time.thread_time() - start)
-    return 1e3 * float(np.median(times))
+    return 1e3 * np.array(times)
+
+
+def in_form(sequences: list[dict[str, Any]], form: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """The same rollouts with their arrays in another form."""
+    return [
+        {name: form(value) if isinstance(value, np.ndarray) else value for name, value in one.items()}
+        for one in sequences
+    ]
+
+
+def read_by_numpy(sequences: list[dict[str, Any]]) -> None:
+    """Every list of theirs as an array: the least that numpy can do with lists."""
+    for one in sequences:
+        for value in one.values():
+            if isinstance(value, list):
+                np.array(value)
 
 
 def my_share(sequences: list[dict[str, Any]]) -> Any:
@@ -144,18 +163,29 @@ def main() -> None:
         sequences = rollouts(count)
         lengths = np.array([len(one["prompt_ids"]) + len(one["response_ids"]) for one in sequences])
         costs = attention_costs(lengths, lengths**2)
-        case = f"{count:,} rollouts"
+        case, per_1000 = f"{count:,} rollouts", 1e3 / count
+        results.add(case, "all", "tokens a rollout", lengths.mean(), "")
         for arm, way in WAYS.items():
             ranks = way(lengths)
             work = np.array([[costs[part].sum() for part in parts] for parts in ranks])  # [ranks, steps]
             in_step = 1 - work.sum() / (WORLD * work.max(axis=0).sum())
-            results.add(case, arm, "plan of 1,000", median_ms(way, lengths) * 1e3 / count, "ms")
+            results.add(case, arm, "plan of 1,000", np.median(times_ms(way, lengths)) * per_1000, "ms")
             results.add(case, arm, "micro-batches", work.size, "")
             results.add(
                 case, arm, "idle over a step", 100 * (1 - work.sum(1).mean() / work.sum(1).max()), "%"
             )
             results.add(case, arm, "idle by micro-batch", 100 * in_step, "%")
-        results.add(case, "padless", "pack of 1,000", median_ms(my_share, sequences) * 1e3 / count, "ms")
+        lists = in_form(sequences, np.ndarray.tolist)
+        share = [lists[number] for numbers in by_padless(lengths)[0] for number in numbers]
+        for arm, work_of, given in (
+            ("padless, arrays", my_share, sequences),
+            ("padless, tensors", my_share, in_form(sequences, torch.from_numpy)),
+            ("padless, lists", my_share, lists),
+            ("numpy's reading of lists", read_by_numpy, share),
+        ):
+            times = times_ms(work_of, given) * per_1000
+            results.add(case, arm, "pack of 1,000", np.median(times), "ms")
+            results.add(case, arm, "pack of 1,000, least", times.min(), "ms")
 
 
 if __name__ == "__main__":

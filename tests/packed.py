@@ -227,6 +227,8 @@ def rewrite_shard(path: Path, number: int, change: Callable[[list[dict[str, Any]
         (path / shard["file"]).unlink()
         folder = Folder(packs=[])
         manifest["shards"][number] = _write_shard(path, number, rows, table.schema, folder)
+        for name in ("packs", "sequences", "tokens"):
+            manifest["statistics"][name] = sum(shard[name] for shard in manifest["shards"])
         state = {
             "_data_files": [{"filename": shard["file"]} for shard in manifest["shards"]],
             "_fingerprint": manifest["plan_hash"].removeprefix("xxh3:"),

@@ -41,7 +41,7 @@ def cluster_of(nodes: int) -> Iterator[Cluster]:
         try:
             for number in range(nodes):
                 _add_node(cluster, {} if number else {"temp_dir": folder})
-            cluster.wait_for_nodes(timeout=PATIENCE)
+            _await_nodes(cluster, nodes)
             ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
             yield cluster
         finally:
@@ -53,12 +53,26 @@ def cluster_of(nodes: int) -> Iterator[Cluster]:
 def _add_node(cluster: Cluster, more: dict[str, Any]) -> None:
     """Start a node; Ray gives a raylet half a minute, which on a loaded machine may be too little."""
     for attempt in range(4):
+        before = {*cluster.worker_nodes}
         try:
             cluster.add_node(**NODE, **more)
             return
         except Exception as error:
-            if attempt == 3 or "timed out" not in str(error):
+            if attempt == 3 or "timed out" not in str(error).lower():
                 raise
+            for late in {*cluster.worker_nodes} - before:  # it counts as one that is there, and may be dead
+                cluster.remove_node(late)
+
+
+def _await_nodes(cluster: Cluster, nodes: int) -> None:
+    """Come back when so many nodes live, or one more that was given up and came all the same."""
+    patience = time.monotonic() + PATIENCE
+    while len(cluster.global_state._live_node_ids()) < nodes:
+        if time.monotonic() > patience:
+            raise TimeoutError(
+                f"{nodes} nodes were started, and these live: {cluster.global_state.node_table()}"
+            )
+        time.sleep(0.1)
 
 
 class Mark(NamedTuple):

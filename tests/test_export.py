@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from building import DEMO, TOKENIZER, built, pack
+from building import DEMO, TOKENIZER, built, pack, write_lines
 from export_readers import LENGTH, READERS, arrow_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +23,7 @@ from packed import Folder, Seq, write_folder
 
 from padless.packer.errors import InputError
 from padless.packer.export import ExportConfig, check_export, export
-from padless.packer.exports import EXPORTS, target_of
+from padless.packer.exports import EXPORTS, boundary_lines, rows, target_of
 from padless.packer.tokenizer_files import read_files
 from padless.runtime.reader import PackedReader
 
@@ -30,6 +34,8 @@ MASKLESS = {"megatron"}
 """Forms without a place for a loss mask."""
 FILLED_APART = {"torchtune"}
 """Forms whose filling is one more sequence."""
+FILLED = ("automodel", "llamafactory", "torchtitan", "torchtune")
+"""Forms whose rows are all of one length."""
 
 
 def test_every_form_has_a_reader_here() -> None:
@@ -58,14 +64,16 @@ def folders(draw: st.DrawFn, *, masked: bool) -> Folder:
 
 @pytest.mark.parametrize("to", READERS)
 def test_a_form_gives_back_every_token_and_label(to: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    @given(folders(masked=to not in MASKLESS), st.sampled_from([1, 2**20]))
+    @given(folders(masked=to not in MASKLESS), st.sampled_from([1, 2**20]), st.sampled_from([1, 2 * LENGTH]))
     @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    def check(folder: Folder, shard_size: int) -> None:
+    def check(folder: Folder, shard_size: int, filled: int) -> None:
         root = tmp_path_factory.mktemp("export")
         write_folder(root / "packed", folder)
-        found = export(
-            ExportConfig(folder=str(root / "packed"), to=to, output=str(root / "out"), shard_size=shard_size)
+        config = ExportConfig(
+            folder=str(root / "packed"), to=to, output=str(root / "out"), shard_size=shard_size
         )
+        with patch.object(rows, "FILLED_TOKENS", filled):
+            found = export(config)
         assert found.packs == len(folder.packs) and found.sequences == sum(map(len, folder.packs))
         assert check_export(str(root / "out")) == []
         want = []
@@ -129,6 +137,27 @@ def test_weights_that_say_what_labels_do_need_no_place(tmp_path: Path) -> None:
     folder = weighted(tmp_path / "packed", [[0, 1, 1], [0, 1, 1]])
     run = pack("export", folder, "--to", "automodel", "--output", tmp_path / "out")
     assert run.code == 0 and "left behind" not in run.out
+
+
+JUDGED = [
+    {"prompt": "2 + 2 = ", "chosen": "4", "rejected": "5"},
+    {"prompt": "2 + 2 = ", "completion": "5", "label": False},
+    {"prompt_ids": [9, 8], "response_ids": [7, 6], "old_logprobs": [-0.5, -2.0], "advantages": -1.5},
+]
+
+
+@pytest.mark.parametrize("row", JUDGED, ids=["pair", "rated", "rollout"])
+def test_bad_answers_are_not_given_to_who_would_train_them(row: dict[str, Any], tmp_path: Path) -> None:
+    """Their rows look like any others once the column is gone that says what they are."""
+    source = write_lines(tmp_path / "rows.jsonl", [row])
+    built(source, tmp_path / "packed", "--max-length", 64, "--max-drop-share", 1)
+    for to in sorted({*EXPORTS} - {"mds", "megatron"}):
+        run = pack("export", tmp_path / "packed", "--to", to, "--output", tmp_path / to)
+        if to in ("unpacked", "parquet"):
+            assert run.code == 0
+        else:
+            assert run.code == 2 and "says how good they are" in run.err and "unpacked" in run.err
+            assert not (tmp_path / to).exists()
 
 
 def test_columns_that_are_left_behind_are_named(packed: Path, tmp_path: Path) -> None:
@@ -280,7 +309,7 @@ def test_a_failed_export_leaves_nothing(
 
     monkeypatch.setattr(Job, "bytes", fail)
     run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
-    assert run.code == 2 and "disk is full" in run.err
+    assert run.code == 2 and "disk is full" in run.err and "it begins anew" in run.err
     assert os.listdir(tmp_path) == ["packed"]
 
 
@@ -289,6 +318,63 @@ def test_leftovers_of_a_killed_run_are_no_matter(packed: Path, tmp_path: Path) -
     (tmp_path / ".out.export" / ".data-00000.arrow.tmp").write_bytes(b"half")
     assert pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out").code == 0
     assert sorted(os.listdir(tmp_path)) == ["out", "packed"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_followed_and_stays(packed: Path, tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "disk").mkdir()
+    if exists:
+        (tmp_path / "disk" / "rows").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "rows")
+    words = ("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
+    assert "written in" in pack(*words).out and "is there already" in pack(*words).out
+    assert (tmp_path / "out").is_symlink() and os.listdir(tmp_path / "disk") == ["rows"]
+    assert pack(*words, "--force", "--shard-size", 1).code == 0
+    assert sorted(os.listdir(tmp_path)) == ["disk", "out", "packed"]
+    assert check_export(str(tmp_path / "disk" / "rows")) == []
+
+
+@pytest.mark.parametrize("where", ["packed/rows", "packed/plans/deep/rows", "link/rows"])
+def test_a_packed_folder_is_given_nothing_that_builds_do_not_write(
+    packed: Path, tmp_path: Path, where: str
+) -> None:
+    """A second build, or repack, would refuse the folder for what lies in it."""
+    (tmp_path / "link").symlink_to(packed)
+    before = sorted(packed.iterdir())
+    run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / where)
+    assert run.code == 2 and "give a folder beside it" in run.err
+    assert sorted(packed.iterdir()) == before
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_the_current_folder_is_not_replaced(
+    packed: Path, tmp_path: Path, force: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run = pack("export", packed, "--to", "unpacked", "--output", ".", *force)
+    assert run.code == 2 and "the current folder" in run.err and "rows" in run.err
+    assert pack("export", packed, "--to", "unpacked", "--output", "./rows").code == 0
+    monkeypatch.chdir(tmp_path / "here" / "rows")
+    assert "is there already" in pack("export", packed, "--to", "unpacked", "--output", ".").out
+
+
+def test_a_mount_is_refused_before_any_work(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be renamed: the export would be written whole, and lost."""
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path / "out"))
+    run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out")
+    assert run.code == 2 and "where a disk is mounted" in run.err
+    assert sorted(os.listdir(tmp_path)) == ["out", "packed"]
+
+
+def test_a_record_that_lists_no_files_is_somebody_elses(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "export.json").write_text('{"format": "padless-export"}')
+    run = pack("export", packed, "--to", "unpacked", "--output", tmp_path / "out", "--force")
+    assert run.code == 2 and "no export of padless wrote" in run.err
 
 
 def test_changed_files_are_found(packed: Path, tmp_path: Path) -> None:
@@ -305,6 +391,21 @@ def test_changed_files_are_found(packed: Path, tmp_path: Path) -> None:
 def test_unknown_forms_are_named(packed: Path, tmp_path: Path) -> None:
     run = pack("export", packed, "--to", "tfrecord", "--output", tmp_path / "out")
     assert run.code == 2 and "tfrecord" in run.err and "torchtune" in run.err
+
+
+@given(
+    st.lists(st.integers(1, 3), max_size=40),
+    st.sampled_from([0, 7, 98, 99_980, 10**8 - 20, 2**40]),
+    st.sampled_from([2, 3, 8192]),
+)
+@settings(max_examples=80, deadline=None)
+def test_boundaries_are_the_lines_that_a_csv_writer_gives(lengths: list[int], first: int, chunk: int) -> None:
+    ends = np.cumsum([first + 1, *lengths], dtype=np.int64)
+    lines = "".join(f"{start},{end}\n" for start, end in pairwise([0, *ends.tolist()])).encode()
+    with patch.object(boundary_lines, "_LINES", chunk), patch.object(boundary_lines, "_STORED", 7 * chunk):
+        pieces = list(boundary_lines.boundary_lines(ends))
+        assert b"".join(pieces) == lines
+        assert gzip.decompress(b"".join(boundary_lines.stored_gzip(pieces))) == lines
 
 
 def test_by_a_plan_packs_come_as_it_says(tmp_path: Path) -> None:
@@ -325,6 +426,35 @@ def test_by_a_plan_packs_come_as_it_says(tmp_path: Path) -> None:
     assert rows[0] == rows[1] and len(rows[0]) == 6
 
 
+@pytest.mark.parametrize("to", FILLED)
+@pytest.mark.parametrize("plan", [[], ["--plan", "own"]], ids=["as stored", "by a plan"])
+def test_short_packs_are_filled_up_a_few_at_a_time(
+    to: str, plan: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record batch of them, filled up at once, was fifty times the memory of its tokens."""
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": f"word {n}"}) + "\n" for n in range(20)))
+    words = (
+        "--tokenizer",
+        TOKENIZER,
+        "--max-length",
+        64,
+        "--strategy",
+        "none",
+        "--output",
+        tmp_path / "packed",
+    )
+    assert pack("build", data, *words).code == 0
+    assert pack("repack", tmp_path / "packed", "--plan-only", "own", "--strategy", "none").code == 0
+    monkeypatch.setattr(rows, "FILLED_TOKENS", 3 * 64)
+    run = pack("export", tmp_path / "packed", "--to", to, *plan, "--output", tmp_path / "out")
+    assert run.code == 0 and "of the rows are tokens" in (tmp_path / "out" / "README.md").read_text()
+    (file,) = (tmp_path / "out").glob("*.arrow")
+    batches = [batch.num_rows for batch in pa.ipc.open_stream(file.read_bytes())]
+    assert batches == [3, 3, 3, 3, 3, 3, 2]
+    assert {len(next(iter(row.values()))) for row in arrow_rows(tmp_path / "out")} == {64}
+
+
 @pytest.mark.parametrize("to", EXPORTS)
 def test_every_form_says_how_to_use_it(to: str, packed: Path, tmp_path: Path) -> None:
     target = target_of(to)
@@ -332,4 +462,4 @@ def test_every_form_says_how_to_use_it(to: str, packed: Path, tmp_path: Path) ->
     if to in READERS and to not in MASKLESS:
         pack("export", packed, "--to", to, "--output", tmp_path / "out")
         readme = (tmp_path / "out" / "README.md").read_text()
-        assert str(tmp_path / "out") in readme and "{output}" not in readme
+        assert f'"{tmp_path / "out"}' in readme and "{output}" not in readme

@@ -348,3 +348,32 @@ def test_importing_the_format_loads_neither_pyarrow_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("change", ["lost", "reversed", "twice"])
+def test_a_list_that_lacks_shards_or_has_them_in_another_order_is_refused(
+    tmp_path: Path, change: str
+) -> None:
+    write_folder(
+        tmp_path / "packed", Folder(packs=[count_up(2, first=n) for n in range(6)], packs_per_shard=2)
+    )
+
+    def edit(manifest: dict[str, Any]) -> None:
+        shards = manifest["shards"]
+        manifest["shards"] = {
+            "lost": shards[:-1],
+            "reversed": shards[::-1],
+            "twice": [*shards[:2], shards[2] | {"file": shards[1]["file"].replace("00001", "00009")}],
+        }[change]
+
+    edit_manifest(tmp_path / "packed", edit)
+    words = "statistics.packs is 6, and the shards listed hold 4" if change == "lost" else "belongs elsewhere"
+    with pytest.raises(ManifestError, match=words):
+        load_manifest(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("key", ["packs", "sequences", "tokens"])
+def test_statistics_that_are_not_the_shards_sums_are_refused(key: str) -> None:
+    statistics = manifest().statistics
+    with pytest.raises(ManifestError, match=f"statistics.{key} is 2, and the shards listed hold"):
+        Manifest.from_json(changed(statistics={**statistics, key: 2}), "here")

@@ -137,6 +137,14 @@ def test_a_spread_plan_of_millions_takes_16_bytes_a_sequence(monkeypatch: pytest
     assert peak < 16 * len(lengths)
 
 
+def test_a_wrapped_plan_of_millions_takes_20_bytes_a_sequence() -> None:
+    """BR-102; likewise, the fragments among its entries."""
+    lengths = np.random.default_rng(0).integers(1, 65, 1_000_000).astype(np.int32)
+    found, peak = traced(lambda: STRATEGIES["wrapped"](lengths, 1024, seed=0, shuffle=True))
+    check_plan(found, lengths, 1024)
+    assert peak < 20 * len(lengths)
+
+
 def traced(run: Callable[[], PackPlan]) -> tuple[PackPlan, int]:
     tracemalloc.start()
     try:

@@ -234,6 +234,24 @@ def test_relative_paths_begin_where_the_records_lie_or_at_the_image_root(tmp_pat
     assert {image.image for image in found} == {"0.png"}  # no path of this machine
 
 
+def test_a_second_run_measures_the_images_again(tmp_path: Path) -> None:
+    """Where they lie is recorded nowhere: elsewhere it is the same build if the images there are as large."""
+    for name, size in (("a", (56, 56)), ("same", (56, 56)), ("other", (84, 56))):
+        picture(tmp_path / name / "0.png", *size)
+    rows = [asks(f"<image> w{number}", "w20", images=["0.png"]) for number in range(10, 20)]
+    source = write_lines(tmp_path / "a" / "rows.jsonl", rows)
+    options = (*with_tokenizer(tmp_path), "--eval-fraction", 0.5)
+    built(source, tmp_path / "out", *options)
+    assert built(source, tmp_path / "out", *options)["was_finished"]
+    assert built(source, tmp_path / "out", *options, "--image-root", tmp_path / "same")["was_finished"]
+    for root, words in (("other", "0.png had 4 x 4 patches, now"), ("none", "image 0.png is not there")):
+        run = build(source, tmp_path / "out", *options, "--image-root", tmp_path / root)
+        assert run.code == 2 and words in run.err and "--force to replace it" in run.err
+    built(source, tmp_path / "out", *options, "--image-root", tmp_path / "other", "--force")
+    built(source, tmp_path / "fresh", *options, "--image-root", tmp_path / "other")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
+
+
 def test_placeholders_are_never_trained(tmp_path: Path) -> None:
     pictures(tmp_path, (56, 56))
     rows = [asks("<image> w10", "w20 <image>", images=["0.png", "0.png"])]
@@ -360,6 +378,19 @@ def test_a_column_of_that_name_beside_plain_text_changes_nothing(tmp_path: Path)
         *(tmp_path / "refused", "--tokenizer", tokenizer, "--max-length", 64),
     )
     assert said.code == 2 and "has no preprocessor_config.json" in said.err
+
+
+@pytest.mark.parametrize(
+    "row",
+    [asks("<video> w10", "w20", videos=["0.mp4"]), {"prompt": "<video>", "completion": "w", "video": "0"}],
+)
+def test_a_video_whose_tag_is_in_the_text_is_refused_for_models_of_text_too(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    tokenizer = word_tokenizer(tmp_path / "tokenizer")
+    source = write_lines(tmp_path / "rows.jsonl", [row])
+    said = build(source, tmp_path / "refused", "--tokenizer", tokenizer, "--max-length", 64)
+    assert said.code == 2 and "it has a video, which cannot be packed" in said.err
 
 
 def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_place(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_values_of_a_sequence_stay_with_it() -> None:
             [{"input_ids": [1]}, {"input_ids": [1], "reward": 1}],
             "sequence 1 has reward, and sequence 0 has none",
         ),
-        ([{"input_ids": [1.0, 2.0]}], r"input_ids of sequence 0 is float64 \[2\]"),
+        ([{"input_ids": [1.0, 2.0]}], r"input_ids of sequence 0 is float32 \[2\]"),
         ([{"input_ids": np.ones((1, 3), np.int64)}, {"input_ids": [1]}], r"sequence 0 is int64 \[1, 3\]"),
         ([{"input_ids": [1, 2], "reward": 1.0}, {"input_ids": [1], "reward": None}], "NoneType and float"),
         ([{"input_ids": [1, 2], "reward": 1.0}, {"input_ids": [1], "reward": [2.0]}], "float and list"),
@@ -181,6 +181,7 @@ def test_values_of_a_sequence_stay_with_it() -> None:
             "sequence 0 has image_grid_thw: give image_tok",
         ),
         ([{"input_ids": [1, 2], "video_grid_thw": [[1, 2, 2]]}], "videos are not packed"),
+        ([{"input_ids": [1, 2], "videos": ["0.mp4"]}], "sequence 0 has videos: videos are not packed"),
         ([{"input_ids": [1], "images": []}, {"input_ids": [1], "images": ["a"]}], "sequence 1 has images"),
         ([{"input_ids": [1, 2], "response_mask": [0, 0.5]}], r"response_mask of sequence 0 has 0\.5; it"),
         ([{"input_ids": [1, 2], "response_mask": [0, float("nan")]}], "response_mask of sequence 0 has nan"),
@@ -198,11 +199,83 @@ def test_values_of_a_sequence_stay_with_it() -> None:
         ([{"input_ids": [1, 2], "k": [[1], [1, 2]]}], "k of sequence 0 cannot be read: "),
         ([{"input_ids": [1, 2], "reward": torch.ones((), dtype=torch.bfloat16)}], "reward is Tensor"),
         ([{"input_ids": [1, 2], "group_id": 2**63}], "group_id is 9223372036854775808 in a sequence"),
+        ({"input_ids": [[1, 2]]}, "one dict; give a list with a dict for each sequence"),
+        (5, "the sequences are int; give a list"),
+        ([[1, 2], [3]], "sequence 0 is list; give a dict with input_ids, or"),
+        ([{"input_ids": [1, 2]}, "text"], "sequence 1 is str; give a dict"),
+        ([{"input_ids": [1, 2]}, None], "sequence 1 is NoneType; give a dict"),
+        ([{"input_ids": [1, 2]}, {"input_ids": 3}], "input_ids of sequence 1 is int; give its token ids"),
+        (
+            [{"input_ids": torch.tensor([1, 2])}, {"input_ids": None}],
+            "sequence 1 is NoneType; give its",
+        ),
+        ([{"input_ids": [1]}, {"input_ids": [True, False]}], r"sequence 1 is bool \[2\]; ids are whole"),
+        ([{"input_ids": torch.ones(1, 3).long()}], r"sequence 0 is int64 \[1, 3\]; ids are whole"),
     ],
 )
-def test_what_cannot_be_packed_is_refused(rows: list[dict[str, Any]], message: str) -> None:
+def test_what_cannot_be_packed_is_refused(rows: Any, message: str) -> None:
     with pytest.raises(CollateError, match=message):
         pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    with pytest.raises(CollateError, match="max_tokens is None; it is a whole number"):
+        pack_sequences([{"input_ids": [1, 2]}], max_tokens=None, rank=0, world_size=1)  # type: ignore[arg-type]
+
+
+def test_names_are_those_of_the_first_sequence_on_every_rank() -> None:
+    """Rank 1 has none but the last sequence, which says more than the first."""
+    rows = [{"input_ids": [1, 2]}, {"input_ids": [1], "reward": 2.0}]
+    with pytest.raises(CollateError, match="sequence 1 has reward, and sequence 0 has none"):
+        pack_sequences(rows, max_tokens=2, rank=1, world_size=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROLLOUTS, st.sampled_from([torch.from_numpy, np.ndarray.tolist, lambda array: tuple(array.tolist())]))
+def test_tensors_lists_tuples_and_generators_give_the_batches_of_arrays(
+    shapes: list[tuple[int, int, bool]], form: Any
+) -> None:
+    rows = [rollout(number, *shape) for number, shape in enumerate(shapes)]
+    others = (
+        {name: form(value) if isinstance(value, np.ndarray) else value for name, value in row.items()}
+        for row in rows
+    )
+    given = dict(max_tokens=12, rank=0, world_size=2)
+    for batch, wanted in zip(pack_sequences(others, **given), pack_sequences(rows, **given), strict=True):
+        assert batch.keys() == wanted.keys()
+        for name, value in wanted.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(batch[name], value) and batch[name].dtype == value.dtype, name
+            else:
+                assert batch[name] == value, name
+
+
+NUMBERS = st.one_of(st.booleans(), st.integers(-(2**70), 2**70), st.floats(width=32), st.just(np.int32(3)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(NUMBERS, max_size=3), min_size=1, max_size=3))
+def test_lists_of_numbers_are_what_numpy_takes_them_for(lists: list[list[Any]]) -> None:
+    """Whatever the quick way does not tell apart as numpy does, it leaves to numpy."""
+    arrays = [np.array(one) for one in lists]
+    rows = [{"prompt_ids": [1, 2], "response_ids": [3] * len(one), "value": one} for one in lists]
+    rows = [row | {"response_mask": [0] * len(row["value"])} for row in rows]  # NaN is for others to refuse
+    kind = np.result_type(*[array.dtype for array in arrays if array.size] or [np.float64])
+    if kind.hasobject:
+        with pytest.raises(CollateError, match="value of a sequence holds object"):
+            pack_sequences(rows, max_tokens=64, rank=0, world_size=1)
+        return
+    (batch,) = pack_sequences(rows, max_tokens=64, rank=0, world_size=1)
+    kind = np.dtype(np.float32) if kind == np.float64 else kind
+    found = {number: batch["value"][0, start + 2 : end] for number, start, end in _bounds(batch)}
+    assert batch["value"].numpy().dtype == kind
+    for number, array in enumerate(arrays):
+        np.testing.assert_array_equal(found[number].numpy(), array.astype(kind))
+
+
+def _bounds(batch: Any) -> list[tuple[int, int, int]]:
+    ends = batch["cu_seq_lens_q"].tolist()
+    return list(zip(batch["sequence_ids"].tolist(), ends, ends[1:], strict=False))
 
 
 def test_lists_and_empty_prompts_and_responses_are_taken() -> None:

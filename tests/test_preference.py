@@ -86,6 +86,11 @@ def test_a_row_is_told_by_its_columns_and_becomes(row: dict[str, Any], expected:
         ({"messages": [ASK, YES], "label": "good"}, r"label must be true or false \(or 1 or 0\), got 'good'"),
         ({"messages": [YES, ASK], "label": True}, "the last turn is not the assistant's"),
         ({"text": "q", "label": True}, "no prompt and completion, and no messages"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b", "label": False},
+            "label False beside chosen and",
+        ),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "kto_tag": 1}, "kto_tag 1 beside chosen and reject"),
     ],
 )
 def test_a_row_that_does_not_fit_is_an_error_naming_the_column(row: dict[str, Any], said: str) -> None:

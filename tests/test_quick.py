@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from building import TOKENIZER
 from hub_stand_in import Repository, commit_of, stand_in
@@ -214,6 +215,25 @@ def test_objects_of_datasets_and_transformers_are_taken(tmp_path: Path, calls: l
     rows = packs.to_hf()
     assert [row["input_ids"] for row in rows] == ids(packs)
     assert sorted(os.listdir(tmp_path)) == ["locks", "packs", "records", "tokenizers"]
+
+
+def test_a_tokenizer_that_was_called_is_the_same_tokenizer(tmp_path: Path, calls: list[Any]) -> None:
+    """BR-115: the truncation of a call stays with the object, and moves no key."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(TOKENIZER))
+    first = pack(RECORDS, tokenizer, max_length=32, cache=tmp_path)
+    tokenizer("one two three four five", truncation=True, max_length=4, padding="max_length")
+    assert tokenizer.backend_tokenizer.truncation is not None
+    again = pack(RECORDS, tokenizer, max_length=32, cache=tmp_path)
+    assert len(calls) == 1 and again.path == first.path
+    assert tokenizer.backend_tokenizer.truncation is not None, "the user's own object is left as it is"
+
+
+def test_arrays_are_lists(tmp_path: Path, calls: list[Any]) -> None:
+    rows = [[5, 6, 7], [8, 9]]
+    lists = pack([{"input_ids": row} for row in rows], TOKENIZER, max_length=32, cache=tmp_path)
+    arrays = [{"input_ids": np.array(row, dtype=np.uint16)} for row in rows]
+    assert pack(arrays, TOKENIZER, max_length=32, cache=tmp_path).path == lists.path and len(calls) == 1
 
 
 def test_a_cache_that_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -89,6 +89,13 @@ def test_an_index_outside_names_the_limits(packed: Path, index: int) -> None:
         PackedReader(packed)[index]
 
 
+def test_packs_are_taken_one_by_one(packed: Path) -> None:
+    packs = PackedReader(packed)
+    for index in (slice(0, 1), "0", 0.0, None):
+        with pytest.raises(TypeError, match="packs are taken by one whole number, not by"):
+            packs[index]  # type: ignore[index]
+
+
 @pytest.mark.parametrize("id_type", ["uint16", "int32"])
 def test_labels_that_are_left_out_are_the_ids_but_for_sequence_starts(tmp_path: Path, id_type: str) -> None:
     for name, labels in (("with", True), ("without", False)):

@@ -143,6 +143,7 @@ def test_a_mask_leaves_tokens_of_a_response_out(tmp_path: Path, words: Path) -> 
         ({"response_mask": [0, 1, 2]}, "response_mask must be a list of 0 and 1"),
         ({"response_ids": "w1"}, "response_ids must be a list of integers"),
         ({"response_ids": [10, 11, 9999]}, "input_ids has 9999"),
+        ({"video_grid_thw": [[1, 2, 2]]}, "video_grid_thw says that some of its ids stand for images or"),
     ],
 )
 def test_bad_rollouts_are_refused_with_what_is_wrong(

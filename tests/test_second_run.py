@@ -29,6 +29,9 @@ from building import (
     write_many,
 )
 
+from padless.runtime.format import MissingFileError
+from padless.runtime.reader import PackedReader
+
 WAYS = pytest.mark.parametrize("way", ["threads", "processes"])
 
 
@@ -408,3 +411,22 @@ def test_a_repack_keeps_its_finished_shards(tmp_path: Path) -> None:
     assert pack(*arguments, "--output", output).code == 0
     assert_taken_over(kept)
     assert files_of(output) == files_of(tmp_path / "whole")
+
+
+def test_a_reader_during_a_rebuild_has_the_old_packs_or_says_that_they_are_gone(tmp_path: Path) -> None:
+    """Never new ones among them: a shard's name depends on its bytes."""
+    built(DEMO, tmp_path / "out", "--shard-size", 40_000)
+    old = {number: pack.input_ids.tolist() for number, pack in enumerate(PackedReader(tmp_path / "out"))}
+    whole, begun = PackedReader(tmp_path / "out"), PackedReader(tmp_path / "out")
+    assert len(whole.manifest.shards) > 2
+    for number in old:
+        whole[number]
+    begun[0]
+    built(DEMO, tmp_path / "out", "--force", "--max-length", 900, "--seed", 3)
+    assert {number: pack.input_ids.tolist() for number, pack in enumerate(whole)} == old
+    mapped = begun.manifest.shards[0].packs
+    assert [begun[number].input_ids.tolist() for number in range(mapped)] == [*old.values()][:mapped]
+    with pytest.raises(MissingFileError, match=f"{begun.manifest.shards[1].file} is in the manifest and not"):
+        begun[mapped]
+    fresh = [pack.input_ids.tolist() for pack in PackedReader(tmp_path / "out")]
+    assert max(map(len, fresh)) <= 900 < max(map(len, old.values()))

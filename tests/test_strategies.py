@@ -158,11 +158,13 @@ def test_bfd_sorts_lengths_of_more_than_16_bits(lengths: list[int]) -> None:
     st.integers(1, 20),
     st.none() | st.integers(1, 4),
     st.integers(1, 9),
+    st.integers(1, 50),
 )
 def test_wrapped_is_the_loop_that_cuts_where_a_pack_ends(
-    lengths: list[int], max_length: int, cap: int | None, window: int
+    lengths: list[int], max_length: int, cap: int | None, window: int, block: int
 ) -> None:
-    plan = STRATEGIES["wrapped"](lengths, max_length, max_sequences_per_pack=cap, plan_window=window)
+    with mock.patch.object(importlib.import_module("padless.packer.strategies.wrapped"), "BLOCK", block):
+        plan = STRATEGIES["wrapped"](lengths, max_length, max_sequences_per_pack=cap, plan_window=window)
     check_plan(plan, lengths, max_length, cap)
     assert plan.starts is not None and plan.lengths is not None
     entries = list(zip(plan.order.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True))

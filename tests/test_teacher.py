@@ -31,7 +31,7 @@ def taught(number: int, length: int, **more: Any) -> dict[str, Any]:
         "input_ids": ids,
         "teacher_ids": [[token, (token + number) % 100, place % 100] for place, token in enumerate(ids)],
         "teacher_logprobs": [
-            [-(number + 1) / 64 - place / 8 - rank for rank in range(K)] for place in range(length)
+            [-(number + 1) / 64 - place / 8 - rank - 1 for rank in range(K)] for place in range(length)
         ],
     } | more
 
@@ -163,12 +163,24 @@ def test_the_first_token_may_have_no_candidates(words: Path, tmp_path: Path) -> 
         (taught(0, 3, teacher_ids=[[1, 2, 9999]] * 3), "teacher_ids has 9999, outside the tokenizer's ids"),
         (taught(0, 3, teacher_ids=[[1, 2, -1]] * 3), "teacher_ids has -1"),
         (taught(0, 3, teacher_logprobs=[[0.5, 0.2, 0.1]] * 3), "logarithms of probabilities"),
+        (
+            taught(0, 3, teacher_logprobs=[[0, 0, 0], [-1, -2, -3], [-0.25, -0.5, -4]]),
+            "teacher_logprobs of token 2 add up to a probability of 1.404",
+        ),
     ],
 )
 def test_candidates_that_cannot_be_meant_are_refused(
     row: dict[str, Any], message: str, words: Path, tmp_path: Path
 ) -> None:
     assert message in " ".join(refused(tmp_path, [row], words).split())
+
+
+def test_tokens_that_are_not_trained_may_have_zeros_for_candidates(words: Path, tmp_path: Path) -> None:
+    """Of a prompt nobody asks the teacher; and bfloat16 rounds what adds up to 1."""
+    row = taught(0, 4, teacher_logprobs=[[0] * K, [0] * K, [-0.0098, -4.5, -4.5], [-1, -2, -3]])
+    packed(tmp_path, [{**row, "labels": [-100, -100, *row["input_ids"][2:]]}], words)
+    [one] = PackedReader(tmp_path / "packed")
+    assert one.extras["teacher_logprobs"][:2].tolist() == [[0.0] * K] * 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import gzip
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -172,19 +173,22 @@ def test_ids_that_the_tokenizer_has_not_are_told(tmp_path: Path) -> None:
     assert run.code == 2 and "70000" in run.err
 
 
-def write_nemo(path: Path, starts: list[list[int]], mask: list[list[int]] | None = None) -> Path:
+def write_nemo(
+    path: Path, starts: list[list[int]], mask: list[list[int]] | None = None, kind: pa.DataType | None = None
+) -> Path:
     rows = [[1, 2, 3, 4, 7], [5, 6]]
     table = {
         "input_ids": pa.array(rows, pa.list_(pa.int32())),
-        "loss_mask": pa.array(mask or [[1] * 5, [1] * 2], pa.list_(pa.int8())),
+        "loss_mask": pa.array(mask or [[1] * 5, [1] * 2]).cast(pa.list_(kind or pa.int8())),
         "seq_start_id": pa.array(starts, pa.list_(pa.int32())),
     }
     pq.write_table(pa.table(table), path)
     return path
 
 
-def test_nemos_mask_goes_back_to_the_token_that_is_predicted(tmp_path: Path) -> None:
-    path = write_nemo(tmp_path / "a.parquet", [[0, 2], [0]], [[1, 0, 0, 1, 0], [1, 0]])
+@pytest.mark.parametrize("kind", [pa.int8(), pa.bool_(), pa.float32()], ids=str)
+def test_nemos_mask_goes_back_to_the_token_that_is_predicted(kind: pa.DataType, tmp_path: Path) -> None:
+    path = write_nemo(tmp_path / "a.parquet", [[0, 2], [0]], [[1, 0, 0, 1, 0], [1, 0]], kind)
     assert build(path, tmp_path / "out").code == 0
     assert sequences_of(tmp_path / "out") == {
         0: ([1, 2], [-100, 2]), 1: ([3, 4, 7], [-100, -100, 7]), 2: ([5, 6], [-100, 6])
@@ -207,6 +211,13 @@ def test_packs_of_nemo_that_contradict_themselves_are_told(
 ) -> None:
     run = build(write_nemo(tmp_path / "a.parquet", starts, mask), tmp_path / "out")
     assert run.code == 2 and "a.parquet: a pack's" in run.err
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.bool_()], ids=str)
+def test_a_mask_of_nemo_with_nulls_is_told(kind: pa.DataType, tmp_path: Path) -> None:
+    mask: Any = [[1, None, 0, 1, 0], [1, 0]]
+    run = build(write_nemo(tmp_path / "a.parquet", [[0], [0]], mask, kind), tmp_path / "out")
+    assert run.code == 2 and "loss_mask has nulls" in run.err
 
 
 def test_packs_from_elsewhere_are_still_no_records(tmp_path: Path) -> None:
@@ -232,6 +243,8 @@ def test_exports_whose_rows_are_packs_are_not_taken_for_sequences(to: str, tmp_p
     ("columns", "message"),
     [
         ({"position_ids": [0, 1, 0, 1]}, "position_ids begins anew at place 2"),
+        ({"position_ids": [3, 4, 5, 6]}, "position_ids has 3 at place 0"),
+        ({"position_ids": [0, 1, 2, 4]}, "position_ids has 4 at place 3"),
         ({"attention_mask": [1, 1, 2, 2]}, "numbers the sequences of a pack"),
         ({"attention_mask": [1, 1, 1, 0]}, "the row is filled up"),
         ({"attention_mask": [0, 1, 1, 1]}, "attention_mask has 0 at place 0"),
@@ -239,10 +252,12 @@ def test_exports_whose_rows_are_packs_are_not_taken_for_sequences(to: str, tmp_p
         ({"seq_idx": [0, 0, 0, 1]}, "seq_idx has several numbers"),
         ({"seq_start_id": [0, 2]}, "seq_start_id has 2 entries"),
         ({"cu_seqlens": [0, 2, 4]}, "cu_seqlens has 3 entries"),
+        ({"image_grid_thw": [[1, 2, 2]]}, "image_grid_thw says that some of its ids stand for images"),
+        ({"video_grid_thw": [[1, 2, 2]], "image_grid_thw": []}, "video_grid_thw says that some of its"),
     ],
 )
-def test_rows_of_several_sequences_or_with_padding_are_told(
-    columns: dict[str, list[int]], message: str, tmp_path: Path
+def test_rows_of_several_sequences_with_padding_or_with_images_are_told(
+    columns: dict[str, list[Any]], message: str, tmp_path: Path
 ) -> None:
     run = build(write_lines(tmp_path / "a.jsonl", [{"input_ids": [5, 6, 7, 8], **columns}]), tmp_path / "out")
     assert run.code == 2 and message in run.err
@@ -256,6 +271,33 @@ def test_answers_of_pairs_are_not_taken_for_records_of_their_own(tmp_path: Path)
     run = build(tmp_path / "rows", tmp_path / "again")
     assert run.code == 2 and "one answer of a pair" in run.err and "repack" in run.err
     assert not (tmp_path / "again" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"prompt": "hi", "completion": "no", "label": False}, "label"),
+        ({"prompt_ids": [9, 8], "response_ids": [7, 6], "advantages": -1.5}, "advantages"),
+    ],
+)
+def test_rated_answers_and_rollouts_are_not_taken_for_answers_to_learn(
+    row: dict[str, Any], column: str, tmp_path: Path
+) -> None:
+    assert build(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "packed").code == 0
+    export(ExportConfig(folder=str(tmp_path / "packed"), to="unpacked", output=str(tmp_path / "rows")))
+    run = build(tmp_path / "rows", tmp_path / "again", "--format", "tokenized")
+    assert run.code == 2 and f"{column} says how good the answer is" in run.err and "repack" in run.err
+
+
+def test_tokens_are_trained_that_all_masks_train_as_in_trl(tmp_path: Path) -> None:
+    masks = {"completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 1, 0, 1]}
+    assert (
+        build(
+            write_lines(tmp_path / "a.jsonl", [{"input_ids": [5, 6, 7, 8], **masks}]), tmp_path / "out"
+        ).code
+        == 0
+    )
+    assert sequences_of(tmp_path / "out") == {0: ([5, 6, 7, 8], [-100, 6, -100, 8])}
 
 
 def test_masks_positions_and_boundaries_of_one_sequence_say_nothing(tmp_path: Path) -> None:

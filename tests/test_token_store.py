@@ -306,3 +306,10 @@ def test_a_chunk_whose_weights_changed_is_no_chunk(tmp_path: Path, damage: bytes
     store = ChunkStore(str(tmp_path), "key")
     assert store.entries == {} and not store.is_weighted
     store.close()
+
+
+def test_files_of_work_have_the_mode_of_any_other_file(tmp_path: Path) -> None:
+    ChunkStore(str(tmp_path), "key").close()
+    (tmp_path / "other").touch()
+    usual = (tmp_path / "other").stat().st_mode
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {usual}

@@ -184,8 +184,12 @@ def test_a_pack_over_max_length_is_found(packed: Path) -> None:
 
 @pytest.mark.parametrize("key", ["sequences", "tokens"])
 def test_a_shard_whose_sums_are_not_the_manifests_is_found(packed: Path, key: str) -> None:
-    edit_manifest(packed, lambda content: content["shards"][1].update({key: 6}))
-    assert "holds 2 sequences and 7 tokens" in failures(packed)["packs"]
+    def move_one(content: dict[str, Any]) -> None:
+        content["shards"][0][key] -= 1
+        content["shards"][1][key] += 1
+
+    edit_manifest(packed, move_one)
+    assert "holds 3 sequences and 8 tokens" in failures(packed)["packs"]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +222,6 @@ def test_a_line_that_makes_no_sense_is_found(
         (lambda x: x["records"].update(whole=4, split=1), "records is"),
         (lambda x: x.update(dropped_by_reason={"too long": 2}), "dropped_by_reason is"),
         (lambda x: x.update(dropped_by_reason={"bad": 1}), "dropped_by_reason is"),
-        (lambda x: x.update(sequences=6), "sequences is 5 in the table, 6 in the manifest"),
-        (lambda x: x.update(packs=4), "packs is 3"),
-        (lambda x: x.update(tokens=16), "tokens is 15"),
         (lambda x: x.update(trained_tokens=10), "trained_tokens is 9"),
         (lambda x: x.update(masked_tokens=0), "masked_tokens is 6"),
         (lambda x: x.update(cut_tokens=6), "cut_tokens is 5"),

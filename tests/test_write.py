@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -201,6 +202,29 @@ def test_a_file_past_the_page_cache_has_the_same_bytes(can: str, sizes: list[int
     whole = b"".join(pieces)
     assert found == whole
     assert (info.bytes, info.checksum) == (len(whole), f"xxh3:{xxhash.xxh3_128(whole).hexdigest()}")
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 40_000), min_size=2, max_size=4), st.integers(0, 2))
+def test_a_file_in_the_blocks_of_another_has_its_own_bytes(sizes: list[int], prepared: int) -> None:
+    contents = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
+    with (
+        tempfile.TemporaryDirectory(dir=ROOT) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(durable, "BLOCK", 8192)
+        durable.prepare_blocks(prepared)
+        with durable.recycled_blocks():
+            for n, content in enumerate(contents):
+                with pytest.raises(RuntimeError), DurableFile(folder, "half", direct=True) as file:
+                    file.write(content[::-1])
+                    raise RuntimeError
+                with DurableFile(folder, f"{n}", direct=True) as file:
+                    file.write(content)
+                    file.commit(lambda checksum, n=n: f"{n}")  # type: ignore[misc]
+        assert not durable._spare
+        found = files_of(Path(folder))
+    assert found == {f"{n}": content for n, content in enumerate(contents)}
 
 
 def test_a_file_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -394,3 +418,47 @@ def test_a_repack_on_a_full_disk_goes_on_with_room(
     small_disk(2 * sum(map(len, right.values())))
     assert pack(*arguments, "--output", disk / "out").code == 0
     assert files_of(disk / "out") == right
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the room there is."""
+    with pytest.raises(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return disk / "filler"
+
+
+def test_a_full_cache_stops_a_build_into_a_url_and_room_lets_it_go_on(
+    small_disk: Callable[[int], Path], undisturbed: Path, many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a folder for it, and in the midst of its shards; nothing is in the store then."""
+    disk = small_disk(2**20)
+    monkeypatch.setenv("PADLESS_CACHE", str(disk / "cache"))
+    store = fsspec.filesystem("memory")
+    filler = fill(disk)
+    for _ in range(2):
+        run = build(many, "memory://full/out")
+        assert run.code == 2 and run.err.count("\n") == 1, run.err
+        assert f"the disk is full: {disk}/cache" in run.err and "run the same command again" in run.err
+        assert "manifest.json" not in [Path(name).name for name in store.find("/full")]
+        filler.unlink(missing_ok=True)
+    small_disk(2**26)
+    built(many, "memory://full/out")
+    found = {Path(name).name: store.cat(name) for name in store.find("/full/out")}
+    assert found == {Path(name).name: data for name, data in files_of(undisturbed).items()}
+    assert not files_of(disk)
+
+
+def test_a_full_folder_of_temporary_files_is_no_matter(
+    small_disk: Callable[[int], Path], undisturbed: Path, many: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """BR-130: a build writes below its output and nowhere else."""
+    disk = small_disk(2**20)
+    fill(disk)
+    monkeypatch.setenv("TMPDIR", str(disk))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for way in ("threads", "processes"):
+        with workers_in(way):
+            built(many, tmp_path / way, "--workers", 2)
+        assert files_of(tmp_path / way) == files_of(undisturbed)
+    assert [path.name for path in disk.iterdir()] == ["filler"]

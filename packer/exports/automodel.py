@@ -25,7 +25,7 @@ def _write(job: Job) -> None:
             "seq_lens_padded": lists_of(*with_filling(rows, width, own_segment=False)),
         }
 
-    job.arrow(columns)
+    job.arrow(columns, width=width)
 
 
 TARGET = Target(

@@ -8,7 +8,7 @@ from padless.packer.exports.unpacked import columns
 
 
 def _write(job: Job) -> None:
-    job.refuse_images()  # it would take their placeholders for text
+    job.refuse_what_is_lost()  # the further columns are for those who load the rows by themselves
     longest = max((int(pack.max_seqlen) for pack in job.reader), default=0)
     job.arrow(columns)
     job.text(
@@ -26,7 +26,7 @@ TARGET = Target(
     "further columns; `axolotl.yaml`",
     how="""```yaml
 datasets:
-  - path: {output}
+  - path: "{output}"
     type:            # empty: the rows are tokenized
 sequence_len: ...    # in axolotl.yaml
 sample_packing: true

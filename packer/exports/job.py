@@ -26,6 +26,10 @@ from padless.runtime.reader import PackedReader
 
 Convert = Callable[[Rows], Mapping[str, pa.Array]]
 """Packs to the columns of a target, all of one number of rows."""
+JUDGED = ("is_chosen", "label", "advantages")
+"""Further columns that turn the training of an answer into its opposite."""
+WASTEFUL = 0.5
+"""The share of tokens in rows of one length below which the user is told."""
 
 
 @dataclass(kw_only=True)
@@ -81,14 +85,16 @@ class Job:
                 return found
         return 0
 
-    def rows(self, *, flat: bool = False) -> Iterator[Rows]:
+    def rows(self, *, flat: bool = False, width: int | None = None) -> Iterator[Rows]:
         """The folder's packs, counted; `flat`: a little at a time, for files without rows.
+
+        `width`: as many at a time as may be filled up to it.
 
         Raises InputError for what would train differently in this form.
         """
         if not self.further_columns:
-            self.refuse_images()
-        for rows in rows_of(self.reader, flat=flat):
+            self.refuse_what_is_lost()
+        for rows in rows_of(self.reader, flat=flat, width=width):
             if not self.further_columns:
                 self._check_weights(rows)
             yield rows
@@ -110,12 +116,19 @@ class Job:
                 "which keep the column, or build from records without weights"
             )
 
-    def refuse_images(self) -> None:
-        """InputError where the folder has images: for forms whose trainer would not look for them."""
-        if any(column.name == IMAGES for column in self.reader.manifest.extras):
+    def refuse_what_is_lost(self) -> None:
+        """InputError where tokens mean something else without a column that the trainer would not look at."""
+        names = [column.name for column in self.reader.manifest.extras]
+        if IMAGES in names:
             raise InputError(
                 f"{self.reader.path} has images, and this form has no place to say which: their placeholders "
                 "would be all that is left. Export to unpacked or parquet, which keep the column"
+            )
+        if judged := [name for name in JUDGED if name in names]:
+            raise InputError(
+                f"{self.reader.path} has answers of which `{judged[0]}` says how good they are, which the "
+                "trainer of this form would not look at: bad ones would be trained like good ones. Export to "
+                "unpacked or parquet, which keep the column, or build from the good answers alone"
             )
 
     def left_behind(self) -> str | None:
@@ -145,13 +158,22 @@ class Job:
             file.write(content)
             self.keep(file, name)
 
-    def arrow(self, convert: Convert, *, split: str = "train") -> None:
-        """A folder for `datasets.load_from_disk`: Arrow stream files with one row a list."""
-        self._tables(convert, "data-{:05d}.arrow", lambda sink, schema: pa.ipc.new_stream(sink, schema))
+    def arrow(self, convert: Convert, *, width: int | None = None) -> None:
+        """A folder for `datasets.load_from_disk`: Arrow stream files with one row a list.
+
+        `width`: what `convert` fills packs up to, if it does.
+        """
+        self._tables(convert, "data-{:05d}.arrow", pa.ipc.new_stream, width)
+        share = self.counts["tokens"] / (self.counts["packs"] * (width or 1))
+        if width is not None and share < WASTEFUL:
+            self.notes.append(
+                f"{share:.1%} of the rows are tokens, the rest fills packs up to {width:,}; "
+                "`pack-dataset repack` to a shorter --max-length, or with another --strategy, spares it."
+            )
         types = {field.name: field.type for field in self._schema}
         files = [file.file for file in self.files if file.file.endswith(".arrow")]
         self.bytes("dataset_info.json", dataset_info(types))
-        self.bytes("state.json", state(files, self.reader.manifest.plan_hash, split))
+        self.bytes("state.json", state(files, self.reader.manifest.plan_hash, "train"))
 
     def parquet(self, convert: Convert, name: str = "data-{:05d}.parquet") -> None:
         """Parquet files with one row a list; `name` has a place for their number."""
@@ -159,7 +181,13 @@ class Job:
 
         self._tables(convert, name, lambda sink, schema: pq.ParquetWriter(sink, schema, compression="zstd"))
 
-    def _tables(self, convert: Convert, name: str, start: Callable[[Any, pa.Schema], Any]) -> None:
+    def _tables(
+        self,
+        convert: Convert,
+        name: str,
+        start: Callable[[Any, pa.Schema], Any],
+        width: int | None = None,
+    ) -> None:
         """Files of at most `shard_bytes`, cut between batches; one file where there is nothing to write."""
         number = 0
         with ExitStack() as stack:
@@ -173,7 +201,7 @@ class Job:
                 stack.close()
 
             try:
-                for rows in self.rows():
+                for rows in self.rows(width=width):
                     columns = convert(rows)
                     batch = pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
                     if opened is not None and opened[0].size + batch.nbytes > self.shard_bytes:

@@ -25,7 +25,7 @@ def _write(job: Job) -> None:
             "labels": matrix_array(rows.padded(rows.labels, width, IGNORE_INDEX)),
         }
 
-    job.arrow(columns)
+    job.arrow(columns, width=width)
 
 
 TARGET = Target(
@@ -33,7 +33,7 @@ TARGET = Target(
     rows="one row a pack, filled to the length: `input_ids`, `attention_mask` (1, 2, ... by sequence, 0 "
     "where filled), `position_ids`, `labels` (unshifted)",
     how="""```yaml
-tokenized_path: {output}
+tokenized_path: "{output}"
 neat_packing: true
 per_device_train_batch_size: 1
 flash_attn: fa2

@@ -48,7 +48,7 @@ TARGET = Target(
     reader="Megatron-LM, NeMo (pretraining)",
     rows="`packed_text_document.bin` and `.idx`, one document a sequence",
     how="""```
---data-path {output}/packed_text_document --reset-position-ids --reset-attention-mask --eod-mask-loss
+--data-path "{output}/packed_text_document" --reset-position-ids --reset-attention-mask --eod-mask-loss
 ```
 
 Megatron concatenates and cuts the documents by itself; the three flags keep them apart.""",

@@ -6,16 +6,13 @@ False here, as its label is, so that no document's end is trained to foretell th
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
 
-from padless.packer.arrow_lists import flat_array
+from padless.packer.exports.boundary_lines import boundary_lines, stored_gzip
 from padless.packer.exports.job import Job
 from padless.packer.exports.rows import Array, Rows
 from padless.packer.exports.target import Target
@@ -37,7 +34,7 @@ def _write(job: Job) -> None:
 
 def _write_part(job: Job, part: str, source: Iterator[Rows], wide: np.dtype[Any]) -> None:
     """One file of each kind, of about shard_bytes."""
-    bounds: list[Array] = []
+    bounds: list[Array] = []  # where sequences end, in tokens of this part
     trained = np.empty(0, dtype=np.bool_)
     size = 0
     with job.raw(f"token_ids_{part}.npy") as ids, job.raw(f"labels_mask_{part}.npy") as mask:
@@ -46,18 +43,14 @@ def _write_part(job: Job, part: str, source: Iterator[Rows], wide: np.dtype[Any]
             if len(trained) < len(rows.labels):  # one buffer: new pages cost more than the comparison
                 trained = np.empty(len(rows.labels), dtype=np.bool_)
             mask.add(np.not_equal(rows.labels, IGNORE_INDEX, out=trained[: len(rows.labels)]))
-            bounds.append(rows.ends + size)
+            bounds.append(rows.ends[1:] + size)
             size += len(rows.input_ids)
             if ids.size >= job.shard_bytes:
                 break
-    starts, ends = (np.concatenate([b[cut] for b in bounds]) for cut in (slice(-1), slice(1, None)))
-    text = pa.BufferOutputStream()
-    table = pa.table([flat_array(starts), flat_array(ends)], names=["start", "end"])
-    pa.csv.write_csv(table, text, pa.csv.WriteOptions(include_header=False))
     name = f"token_ids_{part}.csv.gz"
-    with job.open(name) as file:
-        # Stored, not squeezed: that would take as long as all the tokens, to save 3 % of their bytes.
-        file.write(gzip.compress(text.getvalue(), compresslevel=0, mtime=0))
+    with job.open(name, direct=True) as file:
+        for piece in stored_gzip(boundary_lines(np.concatenate(bounds))):
+            file.write(piece)
         job.keep(file, name)
 
 

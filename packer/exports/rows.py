@@ -7,6 +7,7 @@ and no target of one sequence is ever asked of another.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,8 @@ from padless.runtime.reader import PackBatch, PackedReader
 Array = NDArray[Any]
 PLANNED_TOKENS = 2**20
 """Tokens of packs that a plan gathers, before they go on as one batch."""
+FILLED_TOKENS = 2**21
+"""Tokens of packs that are filled up together, the filling with them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,14 +94,16 @@ def offsets_of(lengths: Array) -> Array:
     return offsets
 
 
-def rows_of(reader: PackedReader, *, flat: bool = False) -> Iterator[Rows]:
+def rows_of(reader: PackedReader, *, flat: bool = False, width: int | None = None) -> Iterator[Rows]:
     """The reader's packs in their order, by its plan where it has one, a record batch at a time.
 
     `flat`: no more at a time than a core's own cache holds. Tokens that are only looked at and written come
-    from memory once then, not once for each look.
+    from memory once then, not once for each look. `width`: no more packs than fill FILLED_TOKENS when each is
+    filled up to it; a batch of short packs may be a hundred times as large then.
     """
+    most = sys.maxsize if width is None else max(1, FILLED_TOKENS // width)
     if reader.plan is None:
-        blocks = reader.blocks() if flat else ((batch, slice(None)) for batch in reader.batches())
+        blocks = reader.blocks() if flat else _pieces(reader, most)
         for batch, rows in blocks:
             yield _from_batch(batch, rows)
         return
@@ -107,11 +112,18 @@ def rows_of(reader: PackedReader, *, flat: bool = False) -> Iterator[Rows]:
     for pack in reader:
         waiting.append(pack)
         tokens += pack.num_tokens
-        if tokens >= PLANNED_TOKENS:
+        if tokens >= PLANNED_TOKENS or len(waiting) == most:
             yield _from_packs(waiting)
             waiting, tokens = [], 0
     if waiting:
         yield _from_packs(waiting)
+
+
+def _pieces(reader: PackedReader, most: int) -> Iterator[tuple[PackBatch, slice]]:
+    """The record batches, and which of their packs: so many at a time."""
+    for batch in reader.batches():
+        for start in range(0, batch.num_packs, most):
+            yield batch, slice(start, start + most)
 
 
 def _from_batch(batch: PackBatch, rows: slice) -> Rows:

@@ -17,7 +17,7 @@ class Target:
     rows: str
     """What is written, in a sentence."""
     how: str
-    """How that trainer is pointed at it, in Markdown; {output} stands for the folder."""
+    """How that trainer is pointed at it, in Markdown; {output}, in double quotes, for the folder."""
     further_columns: bool = False
     """Whether the folder's further columns (weights, rewards, ...) go along."""
     write: Callable[[Job], None]

@@ -21,7 +21,7 @@ def _write(job: Job) -> None:
         segments = matrix_array(rows.padded(rows.segments, width, 0))
         return {"input_ids": ids, "labels": labels, "positions": positions, "segment_ids": segments}
 
-    job.arrow(columns)
+    job.arrow(columns, width=width)
 
 
 TARGET = Target(

@@ -20,7 +20,7 @@ def _write(job: Job) -> None:
         lengths = lists_of(*with_filling(rows, width, own_segment=True))
         return {"tokens": ids, "labels": labels, "input_pos": positions, "seq_lens": lengths}
 
-    job.arrow(columns)
+    job.arrow(columns, width=width)
 
 
 TARGET = Target(
@@ -30,7 +30,7 @@ TARGET = Target(
     how="""```yaml
 dataset:
   _component_: padless.runtime.trainers.torchtune.PackedFolder
-  source: {output}
+  source: "{output}"
   packed: True
 ```
 

@@ -56,6 +56,8 @@ class Tokens(NamedTuple):
 
 
 Example = Chat | Pair | Text | Tokens
+_OF_PIXELS = ("image_grid_thw", "pixel_values", "video_grid_thw", "pixel_values_videos")
+"""What processors give beside ids in which they have repeated placeholders."""
 
 
 class Preference(NamedTuple):
@@ -141,6 +143,15 @@ class Columns:
             wanted = self.named.get(role) or " or ".join((role, *usual))
             raise RecordError(f"no column {wanted}; the record has: {', '.join(map(str, row)) or 'none'}")
         return row[name]
+
+
+def refuse_pixels(row: Mapping[str, Any]) -> None:
+    """RecordError for ids that stand for images or videos: as text a model would learn the placeholders."""
+    if name := next((name for name in _OF_PIXELS if row.get(name) not in (None, [])), None):
+        raise RecordError(
+            f"{name} says that some of its ids stand for images or videos, and ids are packed as text: give "
+            "the conversation with its images (messages), or pack_sequences them with image_token_id"
+        )
 
 
 def text_of(value: Any, name: str) -> str:

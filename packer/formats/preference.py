@@ -51,6 +51,12 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Converted:
     if columns.find(row, "chosen") is None and columns.find(row, *LABEL) is not None:
         return _rated(row, columns)
     chosen, rejected = columns.value(row, "chosen"), columns.value(row, "rejected")
+    name = columns.find(row, *LABEL)
+    if name is not None and (type(row[name]) is bool or _is_number_of_verdict(row[name])):
+        raise RecordError(
+            f"it has {name} {row[name]!r} beside chosen and rejected, whose names say which is better, so it "
+            "would count for nothing: leave it out, or give single answers with a label each"
+        )
     tools = tools_of(row, columns.find(row, *TOOLS))
     prompt, chosen, rejected = _prompt(row, columns, chosen, rejected)
     margin = columns.find(row, "margin")

@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from padless.packer.errors import RecordError
-from padless.packer.formats.examples import Chat, Columns, Pair, Rollout, Tokens
+from padless.packer.formats.examples import Chat, Columns, Pair, Rollout, Tokens, refuse_pixels
 from padless.packer.formats.messages import TOOLS, tools_of
 from padless.packer.formats.prompt_completion import COMPLETION, PROMPT, joined
 
@@ -63,6 +63,8 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Rollout:
 def _example(row: Mapping[str, Any], columns: Columns) -> tuple[Chat | Pair | Tokens, int, int | None]:
     """The tokens or text; how many ids stand before those that lists are of, and how many those are."""
     mask = _value(row, columns, _MASK)
+    if any(columns.find(row, name) is not None for name in ("response_ids", "input_ids")):
+        refuse_pixels(row)
     if columns.find(row, "response_ids") is not None:
         prompt, answer = _ids(row, columns, "prompt_ids"), _ids(row, columns, "response_ids")
         trained = [1.0] * len(answer) if mask is None else _list(mask, _MASK, len(answer))

@@ -10,10 +10,12 @@ import numpy as np
 from padless.packer import teacher
 from padless.packer.errors import RecordError
 from padless.packer.formats.conversation import MOST_WEIGHT
-from padless.packer.formats.examples import Columns, Example, Tokens
+from padless.packer.formats.examples import Columns, Example, Tokens, refuse_pixels
 
 IGNORED = -100
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+JUDGED = ("label", "advantages")
+"""In rows of rated answers and of rollouts: what turns the training of an answer into its opposite."""
 NUMBERS = ("segment_ids", "seq_idx")
 """In other packers' rows: which sequence of a pack each token is of."""
 BOUNDS = {"seq_start_id": 1, "cu_seqlens": 2, "cu_seq_lens_q": 2}
@@ -36,12 +38,19 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
             "pack-dataset repack DIR packs a packed folder of pairs again; from elsewhere, give one record "
             "for each pair (--format preference)"
         )
+    if judged := [name for name in JUDGED if row.get(name) is not None]:
+        raise RecordError(
+            f"{judged[0]} says how good the answer is, and tokenized records are all trained alike: "
+            "pack-dataset repack DIR packs a packed folder of such answers again; from elsewhere, give text "
+            "(--format preference) or prompt_ids and response_ids (--format rollout), or leave the column out"
+        )
     _check_one_sequence(row)
+    refuse_pixels(row)
     found = _with_labels(row, columns)
     name = columns.find(row, "loss_weight")
     if name is not None and row[name] is not None:
         found = _weighed(found, row[name], name)
-    return found._replace(teacher=teacher.read(row, columns, len(found.input_ids)))
+    return found._replace(teacher=teacher.read(row, columns, found.labels or found.input_ids))
 
 
 def _check_one_sequence(row: Mapping[str, Any]) -> None:
@@ -50,10 +59,16 @@ def _check_one_sequence(row: Mapping[str, Any]) -> None:
     Taken for one sequence, a pack would train on tokens of strangers, and padding on nothing at all.
     """
     positions, mask = row.get("position_ids"), row.get("attention_mask")
-    if isinstance(positions, list) and 0 in positions[1:]:
+    if isinstance(positions, list) and positions != list(range(len(positions))):
+        if 0 in positions[1:]:
+            raise RecordError(
+                f"position_ids begins anew at place {positions.index(0, 1)}: the row is a pack of several "
+                "sequences, or filled up. Give one record for each sequence, with its tokens alone"
+            )
+        place, other = next((place, value) for place, value in enumerate(positions) if value != place)
         raise RecordError(
-            f"position_ids begins anew at place {positions.index(0, 1)}: the row is a pack of several "
-            "sequences, or filled up. Give one record for each sequence, with its tokens alone"
+            f"position_ids has {other} at place {place}: packs count each sequence from 0, and nothing would "
+            "be left of other positions. Leave the column out where the usual ones are meant"
         )
     if isinstance(mask, list) and mask.count(1) != len(mask):
         place, other = next((place, value) for place, value in enumerate(mask) if value != 1)
@@ -106,14 +121,17 @@ def _with_labels(row: Mapping[str, Any], columns: Columns) -> Tokens:
                     f"each the token itself or {IGNORED}"
                 )
         return Tokens(ids, labels)
+    masks = {}
     for role in MASKS:
         name = columns.find(row, role)
         if name is not None and row[name] is not None:
-            mask = row[name]
+            mask = masks[name] = row[name]
             if not isinstance(mask, list) or not all(item in (0, 1) for item in mask):
                 raise RecordError(f"{name} must be a list of 0 and 1 (or true and false)")
             _as_long(mask, name, ids)
-            return Tokens(ids, [t if m else IGNORED for t, m in zip(ids, mask, strict=True)])
+    if masks:  # what all of them train, as in TRL
+        trained = map(all, zip(*masks.values(), strict=True))
+        return Tokens(ids, [token if is_one else IGNORED for token, is_one in zip(ids, trained, strict=True)])
     return Tokens(ids, None)
 
 

@@ -28,7 +28,9 @@ def sequences(batch: Any, path: str) -> Any:
         ids, mask, starts = (batch.column(name) for name in COLUMNS)
         sizes, mask_sizes, counts = (np.asarray(c.value_lengths().to_numpy()) for c in (ids, mask, starts))
         values, trained, begins = (c.flatten() for c in (ids, mask, starts))
-        trained, begins = trained.to_numpy(), begins.to_numpy().astype(np.int64)
+        if trained.null_count:
+            raise pa.ArrowInvalid("loss_mask has nulls")
+        trained, begins = trained.to_numpy(zero_copy_only=False), begins.to_numpy().astype(np.int64)
     except (AttributeError, pa.ArrowException) as error:  # no lists, or nulls in them
         raise InputError(f"{path}: {', '.join(COLUMNS)} are no lists of numbers ({error})") from None
     firsts = np.cumsum(counts) - counts

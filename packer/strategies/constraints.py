@@ -105,7 +105,7 @@ def constrained(planner: WindowPlanner, *, cuts: bool = False) -> Strategy:
             plan_window=plan_window,
             shuffle=shuffle and packs_multiple == 1,
         )
-        if plan.starts is not None and plan.lengths is not None:  # a sequence's last part was padded
+        if plan.starts is not None and plan.lengths is not None and align > 1:  # last parts were padded
             taken = np.minimum(plan.lengths, lengths[plan.order] - plan.starts)
             plan = PackPlan(plan.order, plan.offsets, plan.starts, taken.astype(plan.lengths.dtype))
         if packs_multiple > 1:

@@ -1,0 +1,98 @@
+"""Whether a chat template's values may grow beyond all bounds: the fast engine bounds none, and gets no such.
+
+minijinja limits the steps of a render and not the size of a value, and forty steps that double a text are
+enough. A text multiplies only where what was kept is put together with what was kept: `ns.a = ns.a + ns.a`,
+and not `ns.a = ns.a + turn.content`. So a value that outlives a turn of a loop (in a namespace) or goes from
+call to call (of a macro) may take up one value that depends on itself, and others, which every turn begins
+anew, may become a few times what they began with. Templates that do more, which nobody has seen, go through
+jinja2 alone (sandbox.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
+
+from jinja2 import Environment, nodes
+
+_TIMES = 256
+"""How many times a value may multiply in what runs straight through."""
+_KEEPING = (nodes.Assign, nodes.AssignBlock, nodes.For, nodes.Macro, nodes.CallBlock, nodes.Call)
+_MAKING = (
+    *(nodes.Add, nodes.Concat, nodes.Mod, nodes.Call, nodes.Filter),
+    *(nodes.List, nodes.Tuple, nodes.Dict, nodes.Output),
+)
+"""What may make one value of several; a comparison, say, does not."""
+
+
+class Taken(NamedTuple):
+    """A name that keeps a value, and the names in what it gets, as often as they stand there."""
+
+    name: str
+    names: list[str]
+    is_made: bool
+    """Whether several values may become one; they do not in a comparison, say."""
+
+    def weight(self, among: Set[str]) -> int:
+        """How many values of these names become one."""
+        count = sum(name in among for name in self.names)
+        return count if self.is_made else min(count, 1)
+
+
+def may_multiply(environment: Environment, source: str) -> bool:
+    """Whether a template may put kept values together again and again."""
+    tree = environment.parse(source)
+    if any(tree.find_all((nodes.Mul, nodes.Pow))):
+        return True
+    macros = {macro.name: [name.name for name in macro.args] for macro in tree.find_all(nodes.Macro)}
+    taken = [*_taken(tree, macros)]
+    kept = {one.name for one in taken}
+    carried = {name.name for name in tree.find_all(nodes.NSRef)}.union(macros, *macros.values())
+    reached = {name: _reached(name, taken) for name in kept}
+    times = 1
+    for one in taken:
+        circle = {other for other in reached[one.name] if one.name in reached.get(other, ())}
+        if circle & carried and one.weight(circle) > 1:
+            return True
+        times *= max(one.weight(kept), 1)
+    return times > _TIMES
+
+
+def _taken(tree: nodes.Template, macros: dict[str, list[str]]) -> Iterator[Taken]:
+    """What is kept, wherever that is: by name, by turn, by macro and by the arguments of one."""
+    for one in tree.find_all(_KEEPING):
+        if isinstance(one, nodes.Assign):
+            yield from _given(_targets(one.target), [one.node])
+        elif isinstance(one, nodes.AssignBlock):
+            yield from _given(_targets(one.target), one.body)
+        elif isinstance(one, nodes.For):
+            yield from _given(_targets(one.target), [one.iter])
+        elif isinstance(one, nodes.Macro):
+            yield from _given([one.name], one.body)
+        elif isinstance(one, nodes.CallBlock):
+            yield from _given(["caller"], one.body)
+        elif isinstance(one, nodes.Call) and isinstance(one.node, nodes.Name) and one.node.name in macros:
+            for value in (*one.args, *(option.value for option in one.kwargs)):
+                yield from _given(macros[one.node.name], [value])
+
+
+def _given(targets: Sequence[str], values: Sequence[nodes.Node]) -> Iterator[Taken]:
+    found = [one for value in values for one in (value, *value.find_all((nodes.Name, *_MAKING)))]
+    names = [one.name for one in found if isinstance(one, nodes.Name)]
+    is_made = any(isinstance(one, _MAKING) for one in found)
+    return (Taken(name, names, is_made) for name in targets)
+
+
+def _targets(target: nodes.Node) -> list[str]:
+    found = (target, *target.find_all((nodes.Name, nodes.NSRef)))
+    return [one.name for one in found if isinstance(one, (nodes.Name, nodes.NSRef))]
+
+
+def _reached(name: str, taken: list[Taken]) -> set[str]:
+    """The kept names that a value comes from, over any number of steps."""
+    found: set[str] = set()
+    new = {name}
+    while new:
+        new = {other for one in taken if one.name in new for other in one.names} - found
+        found |= new
+    return found

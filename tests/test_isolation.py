@@ -92,6 +92,37 @@ def test_a_window_of_another_size_is_found() -> None:
         check_isolation(model)
 
 
+def rounds_coarsely(model: Any) -> Any:
+    """Each layer's output off by 1 %, and otherwise with each number of tokens, as kernels round."""
+
+    def off(module: nn.Module, args: Any, output: Any) -> Any:
+        hidden = output if isinstance(output, Tensor) else output[0]
+        draw = torch.Generator().manual_seed(hidden.shape[1])
+        hidden.mul_(1 + 0.01 * torch.randn(hidden.shape, generator=draw).to(hidden.dtype))
+        return output
+
+    for layer in model.model.layers:
+        layer.register_forward_hook(off)
+    return model
+
+
+def test_rounding_that_adds_up_over_many_layers_is_no_leak() -> None:
+    """In 16 bits; the last layers are off by more than the first may be."""
+    prepare_model(rounds_coarsely(tiny("qwen3", num_hidden_layers=24).bfloat16()), check=True)
+    with pytest.raises(IsolationError, match=r"from what it is alone"):
+        prepare_model(rounds_coarsely(tiny("qwen3", num_hidden_layers=24)), check=True)
+
+
+def test_a_lost_window_is_found_among_rounding() -> None:
+    model = rounds_coarsely(
+        tiny("qwen2", num_hidden_layers=8, layer_types=["sliding_attention"] * 8).bfloat16()
+    )
+    prepare_model(model, check=True)
+    model.model.layers[5].self_attn.sliding_window = 1
+    with pytest.raises(IsolationError, match=r"layers\.5 .* from what it is alone"):
+        check_isolation(model)
+
+
 def test_the_check_leaves_modes_gradients_and_random_states_alone() -> None:
     model = tiny("llama")
     model.train()

@@ -62,9 +62,9 @@ def norm_rotate_back(
     _launch((q, k, grad_q, grad_k, new_q, new_k), partials, norm, given)
     if not weights:
         return new_q, new_k, None, None
-    grads = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in norm[:2]]
-    _sum_parts(partials, *grads, q_rows, k_rows)
-    return new_q, new_k, *grads
+    grad_q_weight, grad_k_weight = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in norm[:2])
+    _sum_parts(partials, grad_q_weight, grad_k_weight, q_rows, k_rows)
+    return new_q, new_k, grad_q_weight, grad_k_weight
 
 
 def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_rows: int) -> None:

@@ -15,12 +15,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-
-Numbers = NDArray[np.integer]
 
 
 class Tiles(NamedTuple):
@@ -80,20 +76,19 @@ def work_list(boundaries: Sequence[int] | Tensor, tiles: Tiles) -> WorkList:
     if not bounds or bounds[0] != 0 or any(b < a for a, b in pairwise(bounds)) or bounds[-1] >= 2**31:
         shown = bounds if len(bounds) < 12 else [*bounds[:6], "...", *bounds[-5:]]
         raise ValueError(f"boundaries are {shown}; they must begin at 0, never fall and stay below 2**31")
-    # By numpy: torch's repeat_interleave wakes a thread for each core, milliseconds on a busy host.
-    at = np.array(bounds, np.int32)
+    at = torch.tensor(bounds)
     first, end, start, _ = _cut(bounds, tiles.query_tokens, last_first=True)
-    queries = np.stack((first, end, start), 1)
+    queries = torch.stack((first, end, start), 1)
     first, end, _, last = _cut(bounds, tiles.key_tokens, last_first=False)
-    keys = np.stack((first, end, last), 1)
-    sections = (at[:-1].repeat(np.diff(at)), queries.ravel(), keys.ravel())
-    buffer = np.zeros(sum(_aligned(len(x)) for x in sections), np.int32)
+    keys = torch.stack((first, end, last), 1)
+    sections = (at[_repeated(at.diff())], queries.flatten(), keys.flatten())
+    buffer = torch.zeros(sum(_aligned(len(x)) for x in sections), dtype=torch.int32)
     begin = 0
     for section in sections:
         buffer[begin : begin + len(section)] = section
         begin += _aligned(len(section))
     return WorkList(
-        buffer=torch.from_numpy(buffer),
+        buffer=buffer,
         tokens=bounds[-1],
         tiles=tiles,
         query_tiles=len(queries),
@@ -102,8 +97,8 @@ def work_list(boundaries: Sequence[int] | Tensor, tiles: Tiles) -> WorkList:
     )
 
 
-def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Numbers, ...]:
-    """Tiles of at most `size` tokens, int32: first, end, start of the first's sequence, end of the last's.
+def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Tensor, ...]:
+    """Tiles of at most `size` tokens: first, end, start of the first's sequence, end of the last's.
 
     A sequence's rest is joined by the sequences after it that fit whole: that fills lanes which would be
     idle, and costs no step more than tiles of their own would.
@@ -115,15 +110,27 @@ def _cut(bounds: list[int], size: int, *, last_first: bool) -> tuple[Numbers, ..
             chains[-1][3] = b
         elif b > a:
             chains.append([a, b, b - 1 - (b - 1 - a) % size, b])
-    table = np.array(chains, np.int32).reshape(-1, 4)
+    table = torch.tensor(chains, dtype=torch.int64).reshape(-1, 4)
     # Stable, so that tiles of sequences of one length stay by sequence.
-    table = table[np.argsort(table[:, 0] - table[:, 1], kind="stable")]
-    counts = (table[:, 2] - table[:, 0]) // size + 1
-    start, end, last, joined = table.repeat(counts, axis=0).T
-    place = np.arange(len(start), dtype=np.int32) - (counts.cumsum() - counts).repeat(counts)
+    table = table[torch.sort(table[:, 0] - table[:, 1], stable=True).indices]
+    counts = torch.div(table[:, 2] - table[:, 0], size, rounding_mode="floor") + 1
+    of = _repeated(counts)
+    start, end, last, joined = table[of].unbind(1)
+    place = torch.arange(len(of)) - (counts.cumsum(0) - counts)[of]
     first = last - place * size if last_first else start + place * size
     is_last = first == last
-    return first, np.where(is_last, joined, first + size), start, np.where(is_last, joined, end)
+    return first, torch.where(is_last, joined, first + size), start, torch.where(is_last, joined, end)
+
+
+def _repeated(counts: Tensor) -> Tensor:
+    """0 as often as counts[0] says, 1 as often as counts[1], and so on.
+
+    torch.repeat_interleave wakes a thread for each core, which takes milliseconds on a busy host.
+    """
+    ends = counts.cumsum(0)
+    steps = torch.zeros(int(ends[-1]) + 1 if len(ends) else 1, dtype=torch.int64)
+    steps.index_add_(0, ends[:-1], torch.ones_like(ends[:-1]))
+    return steps[:-1].cumsum(0)
 
 
 def _aligned(count: int) -> int:

@@ -15,8 +15,7 @@ from padless.packer.errors import RecordError
 from padless.packer.image_rule import ImageRule, image_size
 from padless.packer.images import image_folder, located
 from padless.packer.sources import SourceFile
-from padless.runtime.format import IMAGES, Manifest, PackedImage, read_images
-from padless.runtime.images import read_embedded
+from padless.runtime.format import IMAGES, Manifest, PackedImage, read_embedded, read_images
 from padless.runtime.reader import PackedReader
 
 

@@ -30,7 +30,14 @@ from padless.runtime.errors import (
     VersionError,
 )
 from padless.runtime.fields import FORMAT_VERSION, load
-from padless.runtime.images import IMAGES, PackedImage, embedded_image, read_images, write_images
+from padless.runtime.images import (
+    IMAGES,
+    PackedImage,
+    embedded_image,
+    read_embedded,
+    read_images,
+    write_images,
+)
 from padless.runtime.manifest import (
     FileInfo,
     Manifest,
@@ -102,6 +109,7 @@ __all__ = [
     "open_folder",
     "parse_manifest",
     "parse_type",
+    "read_embedded",
     "read_images",
     "read_manifest",
     "schema_of",

@@ -85,7 +85,7 @@ def test_a_batch_on_a_device_knows_its_boundaries_without_waiting() -> None:
 def test_auto_takes_it_for_long_rows_of_short_sequences(device: Callable[..., None]) -> None:
     device((9, 0))
     assert choose(request()) == "short"
-    assert choose(request(tokens=8_191)) == "flash"
+    assert choose(request(tokens=4_095)) == "flash"
     assert choose(request(mean_length=8_192.0)) == "short"
     assert choose(request(mean_length=8_192.1)) == "flash"
 

@@ -66,12 +66,12 @@ class Choice(NamedTuple):
 
 
 HOPPER = (9, 0)
-SHORT = Choice("short", tokens=8_192, mean_length=700, capability=HOPPER)
+SHORT = Choice("short", tokens=4_096, mean_length=700, capability=HOPPER)
 AUTO = (
     SHORT,
     Choice("flash_attn_4", tokens=8_192),
     Choice("flash_attn_3", tokens=8_192),
-    Choice("short", tokens=8_192, mean_length=8_192, capability=HOPPER),
+    Choice("short", tokens=4_096, mean_length=8_192, capability=HOPPER),
     Choice("flash"),
     Choice("flash_attn_2"),
     Choice("efficient"),

@@ -131,6 +131,7 @@ def hosts(arms: list[str], results: Results) -> None:
     given = (*small.leaves, small.bounds, small.bounds, 64, 64, 0.0, True, False)
     results.add("T=256", "flash's operator", "host", host_us(lambda: operator(*given, scale=0.1)), "us")
     ends = ROWS["alpaca-like, T=16,384"].lengths
+    work_list(torch.tensor([0, *ends]).cumsum(0), tiles_for(32, 8, 128))
     begin = time.perf_counter()
     for _ in range(10):
         work_list(torch.tensor([0, *ends]).cumsum(0), tiles_for(32, 8, 128))
@@ -156,15 +157,13 @@ def bench(
                 "forward": device_us(partial(case.forward, run), seconds),
                 "both ways": device_us(partial(case.both, run), seconds),
             }
-            memory = extra_memory(case, run) if "fused" in row.arms else None
+            for metric, value in took[arm].items():
+                results.add(title, arm, metric, value, "us")
+                results.add(title, arm, f"{metric}, of floor", value / lowest[metric], "x")
+            if "fused" in row.arms:
+                results.add(title, arm, "extra memory", extra_memory(case, run), "MB")
         except Exception as error:
             print(f"FAILED: {title}: {arm}: {type(error).__name__}: {error}")
-            continue
-        for metric, value in took[arm].items():
-            results.add(title, arm, metric, value, "us")
-            results.add(title, arm, f"{metric}, of floor", value / lowest[metric], "x")
-        if memory is not None:
-            results.add(title, arm, "extra memory", memory, "MB")
     del other
     compare(title, took, auto, results)
     if row.alone:

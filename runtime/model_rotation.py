@@ -10,8 +10,10 @@ of somebody else's) is run where it is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from padless.kernels.qk_norm_rope import qk_norm_rope
@@ -51,7 +53,7 @@ def rotation(rotary: Rotary) -> Callable[..., tuple[Tensor, Tensor]]:
             q, k = rotate(q, k, cos, sin, **how)
         else:
             how |= {"eps": norms.eps, "plus_one": rotary.norm_offset == 1.0}
-            q, k = qk_norm_rope(q, k, norms.q_weight, norms.k_weight, cos, sin, **how)
+            q, k = qk_norm_rope(q, k, *_weights(norms, q.dtype), cos, sin, **how)
         return q.transpose(1, 2), k.transpose(1, 2)
 
     return apply_rotary_pos_emb
@@ -74,7 +76,8 @@ def with_norms_in_rotation(attention: nn.Module, arguments: dict[str, Any]) -> t
     """
     norms: list[Any] = [getattr(attention, name, None) for name in _NORMS]
     q_norm, k_norm = norms
-    if _POSITIONS not in arguments or not (_is_plain(q_norm) and _is_plain(k_norm)):
+    written_in = type(attention).forward.__module__
+    if _POSITIONS not in arguments or not all(_is_plain(norm, written_in) for norm in norms):
         return attention, arguments
     eps = _eps(q_norm)
     if eps != _eps(k_norm):
@@ -84,14 +87,29 @@ def with_norms_in_rotation(attention: nn.Module, arguments: dict[str, Any]) -> t
     return _WithoutNorms(attention), arguments | {_POSITIONS: (cos, sin)}
 
 
-def _is_plain(norm: Any) -> bool:
-    """Whether a norm computes what its class does, and nobody listens; Liger's forward, set by us, counts."""
-    if not type(norm).__name__.endswith("RMSNorm"):
+def _is_plain(norm: Any, written_in: str) -> bool:
+    """Whether a norm computes what its family's class does, and nobody listens.
+
+    Other classes, torch's own among them, differ in what is added to the weight or where they round. Liger's
+    forward, set by us, counts; what wraps it does not.
+    """
+    if not isinstance(norm, nn.Module) or not type(norm).__name__.endswith("RMSNorm"):
         return False
-    forward = norm.__dict__.get("forward")
-    return (forward is None or str(forward.__module__).startswith("padless.")) and not (
+    if type(norm).forward.__module__ != written_in:
+        return False
+    forward = vars(norm).get("forward")
+    ours = isinstance(forward, MethodType) and str(forward.__module__).startswith("padless.")
+    return (forward is None or ours) and not (
         norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks
     )
+
+
+def _weights(norms: SinAndNorms, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Both norms' weights as the kernel takes them: of q's type, or in float32 where they are of others."""
+    q_weight, k_weight = norms.q_weight, norms.k_weight
+    if q_weight.dtype == k_weight.dtype and q_weight.dtype in (dtype, torch.float32):
+        return q_weight, k_weight
+    return q_weight.float(), k_weight.float()
 
 
 def _eps(norm: Any) -> float:

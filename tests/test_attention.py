@@ -22,6 +22,7 @@ from padless.runtime.attention import (  # noqa: E402
     choose,
     varlen_attention,
 )
+from padless.runtime.attention.boundaries import copied_from  # noqa: E402
 from padless.runtime.errors import AttentionError, BackendError  # noqa: E402
 
 LENGTHS = [5, 1, 9, 3]
@@ -241,6 +242,19 @@ def test_what_is_made_of_boundaries_is_made_once_a_batch() -> None:
     assert all(layer is layers[0] for layer in layers)
     assert layers[0].made("mask", object) is layers[3].made("mask", object)
     assert boundaries_of(bounds_of(LENGTHS), 9, sum(LENGTHS)) is not layers[0]
+
+
+@torch.inference_mode()
+def test_boundaries_made_in_inference_mode_are_looked_at_each_time() -> None:
+    """Such tensors have no version: nobody could tell that they were changed."""
+    bounds, tokens = bounds_of(LENGTHS), sum(LENGTHS)
+    q, k, v = (torch.randn(tokens, heads, 8, dtype=torch.float64) for heads in (6, 2, 2))
+    copied_from(bounds, bounds)
+    out = varlen_attention(q, k, v, bounds, tokens)
+    torch.testing.assert_close(out, attend_slowly(q, k, v, LENGTHS))
+    bounds.copy_(bounds_of(LENGTHS[::-1]))
+    out = varlen_attention(q, k, v, bounds, tokens)
+    torch.testing.assert_close(out, attend_slowly(q, k, v, LENGTHS[::-1]))
 
 
 def test_layers_of_a_batch_are_checked_once_and_other_calls_on_its_boundaries_apart(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import packed, step, tiny
+from tiny_models import alone, packed, step, tiny
 
 from padless.runtime.model_families import find_decoder
 from padless.runtime.models import prepare_model, restore_model
@@ -29,6 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     for family in ("qwen3", "qwen3_moe", "gemma3"):
         kind = type(norms_of(tiny(family))[0])
 
+        @functools.wraps(kind.forward)
         def forward(self: Any, x: Any, own: Any = kind.forward) -> Any:
             ran.append(self)
             return own(self, x)
@@ -99,6 +101,63 @@ def test_a_norm_that_was_replaced_by_another_module_is_run(family: str) -> None:
     layer = find_decoder(model).attention[0]
     layer.q_norm = torch.nn.Identity()
     assert float((model(**batch).logits - expected).detach().abs().max()) > 1e-3
+
+
+@normed
+def test_a_norm_of_another_class_computes_what_that_does(family: str) -> None:
+    """torch's own has no 1 + weight, and by default no eps."""
+    model, batch = prepare_model(tiny(family), check=True), packed(LENGTHS).model_inputs()
+    for layer in find_decoder(model).attention:
+        layer.q_norm, layer.k_norm = torch.nn.RMSNorm(8), torch.nn.RMSNorm(8, eps=1e-6)
+    found = model(**batch).logits
+    want = [restore_model(model)(input_ids=one["input_ids"]).logits for one in alone(packed(LENGTHS))]
+    torch.testing.assert_close(found, torch.cat(want, 1), **CLOSE)
+
+
+@normed
+def test_a_norm_whose_forward_is_wrapped_is_run_wrapped(family: str) -> None:
+    """As by accelerate's hooks, which bear the name of what they wrap, here Liger's, set by us."""
+    model, batch = prepare_model(tiny(family), check=True), packed(LENGTHS).model_inputs()
+    expected, seen = model(**batch).logits, []
+    norm = norms_of(model)[0]
+    own = norm.forward
+
+    def forward(x: Any) -> Any:
+        seen.append(x.shape)
+        return own(x)
+
+    forward.__module__ = "padless.runtime.model_liger"
+    norm.forward = functools.partial(forward)
+    functools.update_wrapper(norm.forward, forward)
+    torch.testing.assert_close(model(**batch).logits, expected, **CLOSE)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "weights", "norms", "autocast"),
+    [
+        ("gemma3", torch.float32, torch.bfloat16, False),
+        ("qwen3", torch.float32, torch.bfloat16, False),
+        ("gemma3", torch.float16, torch.bfloat16, False),
+        ("gemma3", torch.float16, torch.float16, True),
+        ("qwen3", torch.float16, torch.float16, True),
+    ],
+)
+def test_norms_of_any_type_are_computed(
+    family: str, weights: torch.dtype, norms: torch.dtype, autocast: bool
+) -> None:
+    model = prepare_model(tiny(family).to(weights), check=False)
+    for norm in norms_of(model):
+        norm.to(norms)
+    batch = packed(LENGTHS)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        _, gradients = step(model, lambda: model(**batch.model_inputs()).loss)
+        found = model(**batch.model_inputs()).logits.float()
+        want = [restore_model(model)(input_ids=one["input_ids"]).logits for one in alone(batch)]
+    expected = torch.cat(want, 1).float()
+    close = 1e-5 if weights is torch.float32 else 3e-2
+    assert float((found - expected).abs().max() / expected.abs().max()) < close
+    assert sum("q_norm" in name and bool(gradient.any()) for name, gradient in gradients.items()) == 2
 
 
 @normed

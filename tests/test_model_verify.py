@@ -61,7 +61,13 @@ def test_recurrent_layers_without_their_kernels_are_a_failed_check(tmp_path: Pat
         verify_model(folder, data)
 
 
-@pytest.mark.parametrize("config", ["{", '{"model_type": "unheard_of"}', "{}"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{", '{"model_type": "unheard_of"}', "{}", '{"model_type": "qwen3", "hidden_size": "a"}',
+        '{"model_type": "mamba2", "hidden_size": 64, "head_dim": 16}',
+    ],
+)  # fmt: skip
 def test_what_is_no_configuration_is_told(tmp_path: Path, data: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ModelError, match="no configuration"):

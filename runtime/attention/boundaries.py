@@ -91,6 +91,8 @@ _ON_HOST: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def copied_from(cu_seqlens: Tensor, on_host: Tensor) -> None:
     """Says that boundaries on a device are a copy of these, so that nobody need wait for them."""
+    if cu_seqlens.is_inference():  # whether it is changed afterwards nobody could tell
+        return
     _ON_HOST[cu_seqlens] = (cu_seqlens._version, on_host.clone())
 
 
@@ -108,6 +110,8 @@ def boundaries_of(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> Boundarie
     if torch.compiler.is_compiling():
         return Boundaries(cu_seqlens, max_seqlen, tokens)
     _check_types(cu_seqlens, max_seqlen)
+    if cu_seqlens.is_inference():  # has no version, so each call looks again
+        return Boundaries(cu_seqlens, max_seqlen, tokens)
     key = (cu_seqlens._version, max_seqlen, tokens)
     seen = _SEEN.get(cu_seqlens)  # type: ignore[no-untyped-call]
     if seen is None or seen[0] != key:

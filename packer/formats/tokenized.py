@@ -38,12 +38,15 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
             "pack-dataset repack DIR packs a packed folder of pairs again; from elsewhere, give one record "
             "for each pair (--format preference)"
         )
-    if judged := [name for name in JUDGED if row.get(name) is not None]:
-        raise RecordError(
-            f"{judged[0]} says how good the answer is, and tokenized records are all trained alike: "
-            "pack-dataset repack DIR packs a packed folder of such answers again; from elsewhere, give text "
-            "(--format preference) or prompt_ids and response_ids (--format rollout), or leave the column out"
-        )
+    for role in JUDGED:
+        name = columns.find(row, role)
+        if name is not None and row[name] is not None:
+            raise RecordError(
+                f"{name} says how good the answer is, and tokenized records are all trained alike: "
+                "pack-dataset repack DIR packs a packed folder of such answers again; from elsewhere, give "
+                "text (--format preference) or prompt_ids and response_ids (--format rollout), or leave the "
+                f"column out with --column {role}="
+            )
     _check_one_sequence(row)
     refuse_pixels(row)
     found = _with_labels(row, columns)

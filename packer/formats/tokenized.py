@@ -14,6 +14,8 @@ from padless.packer.formats.examples import Columns, Example, Tokens, refuse_pix
 
 IGNORED = -100
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+OTHER_MASKS = ("attention_mask", "special_tokens_mask")
+"""Of these nothing follows for what is trained."""
 JUDGED = ("label", "advantages")
 """In rows of rated answers and of rollouts: what turns the training of an answer into its opposite."""
 NUMBERS = ("segment_ids", "seq_idx")
@@ -135,7 +137,22 @@ def _with_labels(row: Mapping[str, Any], columns: Columns) -> Tokens:
     if masks:  # what all of them train, as in TRL
         trained = map(all, zip(*masks.values(), strict=True))
         return Tokens(ids, [token if is_one else IGNORED for token, is_one in zip(ids, trained, strict=True)])
+    _refuse_unknown_masks(row, columns, len(ids))
     return Tokens(ids, None)
+
+
+def _refuse_unknown_masks(row: Mapping[str, Any], columns: Columns, count: int) -> None:
+    """RecordError where all tokens would be trained although a column seems to say which ones are."""
+    if any(role in columns.named for role in MASKS):  # somebody has looked at the columns
+        return
+    for name, mask in row.items():
+        if not name.endswith(("_mask", "_masks")) or name in OTHER_MASKS:
+            continue
+        if isinstance(mask, list) and len(mask) == count and 0 in mask and 1 in mask:
+            raise RecordError(
+                f"{name} seems to say which tokens are trained, and masks are called {', '.join(MASKS)}: "
+                f"--column {MASKS[0]}={name} goes by it (1 is trained), --column {MASKS[0]}= trains all"
+            )
 
 
 def _integers(value: Any, name: str) -> list[int]:

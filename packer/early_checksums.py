@@ -12,8 +12,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
-Checksum = Future[str | None]
-"""As a manifest has it; None of what could not be read."""
+Identity = tuple[int, int, int, int, int]
+"""What a file that was changed or exchanged differs in: device, number, size, times of content and inode."""
+Checksum = Future[tuple[str, Identity] | None]
+"""As a manifest has it, and the file that was read; None of what could not be read."""
 
 _begun: dict[str, Checksum] = {}
 """By the real path of the file."""
@@ -37,24 +39,37 @@ def start(arguments: Sequence[str]) -> None:
 
 
 def take(path: str | os.PathLike[str]) -> str | None:
-    """A file's checksum, once it is known; None where nobody began with it, or it could not be read."""
+    """A file's checksum, once it is known.
+
+    None where nobody began with it, it could not be read, or it is no longer the file that was read.
+    """
     begun = _begun.pop(os.path.realpath(path), None)
-    return None if begun is None else begun.result()
+    if begun is None or (found := begun.result()) is None:
+        return None
+    checksum, read = found
+    try:
+        return checksum if _identity(os.stat(path)) == read else None
+    except OSError:
+        return None
 
 
-def _shards(folder: str) -> list[str]:
+def _shards(folder: str, *, is_split: bool = False) -> list[str]:
     """The shards of a folder, or of its splits; none of what is no packed folder."""
     import json
 
     try:
         with open(os.path.join(folder, "manifest.json"), "rb") as file:
             manifest = json.load(file)
-        if manifest["kind"] == "splits":
-            inside = [_shards(os.path.join(folder, split["name"])) for split in manifest["splits"]]
-            return [path for paths in inside for path in paths]
+        if manifest["kind"] == "splits" and not is_split:
+            names = [split["name"] for split in manifest["splits"]]
+            return [path for name in names for path in _shards(os.path.join(folder, name), is_split=True)]
         return [os.path.realpath(os.path.join(folder, shard["file"])) for shard in manifest["shards"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
+
+
+def _identity(read: os.stat_result) -> Identity:
+    return read.st_dev, read.st_ino, read.st_size, read.st_mtime_ns, read.st_ctime_ns
 
 
 def _work(queue: Iterator[tuple[str, Checksum]]) -> None:
@@ -63,12 +78,13 @@ def _work(queue: Iterator[tuple[str, Checksum]]) -> None:
     import xxhash
 
     for path, begun in queue:
-        checksum = None
+        found = None
         try:
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+                read = _identity(os.fstat(file.fileno()))
                 digest = xxhash.xxh3_128()
                 digest.update(data)  # in one call, which need not wait for its turn among the threads
-                checksum = f"xxh3:{digest.hexdigest()}"
+                found = f"xxh3:{digest.hexdigest()}", read
         except (OSError, ValueError):  # whoever opens it next says what is wrong
             pass
-        begun.set_result(checksum)
+        begun.set_result(found)

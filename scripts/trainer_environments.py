@@ -1,6 +1,6 @@
 """Runs the tests that need a trainer's own library, in an environment that has this library alone.
 
-scripts/test-trainers [NAME...] [--environments FOLDER] [--results FILE] [--again]
+scripts/test-trainers [NAME...] [--environments FOLDER] [--results FILE]
 
 Trainers pin what others pin otherwise (transformers, datasets, numpy), so each has a virtual environment
 below `.venv-trainers/`, made once. uv makes them, in half a minute where pip takes five, and they share

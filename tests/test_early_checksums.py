@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,7 +62,13 @@ def test_a_single_core_is_left_to_the_start_of_the_process(
     assert early_checksums.take(folder / read_manifest(folder).shards[0].file) is None
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"kind": "splits", "splits": [{"name": "absent"}]}', "{"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None, "", "[]", "{", '{"kind": "splits", "splits": [{"name": "absent"}]}',
+        '{"kind": "splits", "splits": [{"name": "."}, {"name": "."}]}', "[" * 100_000,
+    ],
+)  # fmt: skip
 def test_what_is_no_packed_folder_is_passed_over(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "manifest.json").write_text(text)
@@ -68,16 +76,44 @@ def test_what_is_no_packed_folder_is_passed_over(tmp_path: Path, text: str | Non
     assert early_checksums._begun == {}
 
 
+@pytest.fixture(scope="module")
+def long_shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One shard of several MiB: to open it does not compare all of it."""
+    path = tmp_path_factory.mktemp("long")
+    line = json.dumps({"input_ids": [number % 300 for number in range(256)]})
+    (path / "ids.jsonl").write_text(f"{line}\n" * 6_000)
+    assert build(path / "ids.jsonl", path / "packed").code == 0
+    return path / "packed"
+
+
+@pytest.mark.parametrize("damage", ["changed", "exchanged", "gone"])
+def test_a_shard_that_changes_once_it_was_read_is_refused(
+    damage: str, long_shard: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(long_shard, tmp_path / "copy")
+    (info,) = read_manifest(copy).shards
+    shard = copy / info.file
+    data = bytearray(shard.read_bytes())
+    assert len(data) > 2 << 20
+    data[len(data) // 2] ^= 1
+    arguments = [str(copy), "--output", str(tmp_path / "out"), "--max-length", "512"]
+    early_checksums.start(arguments)
+    (begun,) = early_checksums._begun.values()
+    begun.result()
+    if damage != "changed":
+        shard.unlink()
+    if damage != "gone":
+        shard.write_bytes(data)
+    run = pack("repack", *arguments)
+    assert run.code == 2 and shard.name in run.err, run.err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone", "emptied"])
 def test_a_damaged_shard_is_refused_with_its_name_whoever_read_it_first(
     damage: str, folder: Path, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in folder.rglob("*"):
-        if file.is_file():
-            (copy / file.relative_to(folder)).parent.mkdir(exist_ok=True)
-            (copy / file.relative_to(folder)).write_bytes(file.read_bytes())
+    copy = shutil.copytree(folder, tmp_path / "copy")
     shard = copy / read_manifest(copy).shards[1].file
     data = bytearray(shard.read_bytes())
     if damage == "gone":

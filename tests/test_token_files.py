@@ -289,6 +289,32 @@ def test_rated_answers_and_rollouts_are_not_taken_for_answers_to_learn(
     assert run.code == 2 and f"{column} says how good the answer is" in run.err and "repack" in run.err
 
 
+def test_labels_that_are_no_verdicts_are_left_out_by_name(tmp_path: Path) -> None:
+    """Of a text that is classified, say: the refusal names the option, and the option helps."""
+    source = write_lines(tmp_path / "a.jsonl", [{"input_ids": [5, 6, 7], "label": 3}])
+    refused = build(source, tmp_path / "packed", "--format", "tokenized")
+    assert refused.code == 2 and "--column label=" in refused.err
+    assert build(source, tmp_path / "packed", "--format", "tokenized", "--column", "label=").code == 0
+    assert [ids for ids, _ in sequences_of(tmp_path / "packed").values()] == [[5, 6, 7]]
+    named = write_lines(tmp_path / "b.jsonl", [{"input_ids": [5, 6, 7], "is_good": False}])
+    run = build(named, tmp_path / "other", "--format", "tokenized", "--column", "label=is_good")
+    assert run.code == 2 and "is_good says how good the answer is" in run.err
+
+
+@pytest.mark.parametrize("name", ["assistant_mask", "labels_mask"])
+def test_masks_of_other_names_are_not_passed_over(name: str, tmp_path: Path) -> None:
+    row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], name: [0, 0, 1]}
+    source = write_lines(
+        tmp_path / "a.jsonl", [row, {"input_ids": [5, 6, 7], "special_tokens_mask": [1, 0, 0]}]
+    )
+    refused = build(source, tmp_path / "packed", "--format", "tokenized")
+    assert refused.code == 2 and f"{name} seems" in refused.err and f"loss_mask={name}" in refused.err
+    for named, labels in ((name, [-100, -100, 7]), ("", [-100, 6, 7])):
+        words = ("--format", "tokenized", "--column", f"loss_mask={named}", "--limit", 1)
+        assert build(source, tmp_path / f"packed-{named}", *words).code == 0
+        assert [*sequences_of(tmp_path / f"packed-{named}").values()] == [([5, 6, 7], labels)]
+
+
 def test_tokens_are_trained_that_all_masks_train_as_in_trl(tmp_path: Path) -> None:
     masks = {"completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 1, 0, 1]}
     assert (

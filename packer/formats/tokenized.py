@@ -14,6 +14,8 @@ from padless.packer.formats.examples import Columns, Example, Tokens, refuse_pix
 
 IGNORED = -100
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+OTHER_MASKS = ("attention_mask", "special_tokens_mask")
+"""Of these nothing follows for what is trained."""
 JUDGED = ("label", "advantages")
 """In rows of rated answers and of rollouts: what turns the training of an answer into its opposite."""
 NUMBERS = ("segment_ids", "seq_idx")
@@ -38,12 +40,15 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
             "pack-dataset repack DIR packs a packed folder of pairs again; from elsewhere, give one record "
             "for each pair (--format preference)"
         )
-    if judged := [name for name in JUDGED if row.get(name) is not None]:
-        raise RecordError(
-            f"{judged[0]} says how good the answer is, and tokenized records are all trained alike: "
-            "pack-dataset repack DIR packs a packed folder of such answers again; from elsewhere, give text "
-            "(--format preference) or prompt_ids and response_ids (--format rollout), or leave the column out"
-        )
+    for role in JUDGED:
+        name = columns.find(row, role)
+        if name is not None and row[name] is not None:
+            raise RecordError(
+                f"{name} says how good the answer is, and tokenized records are all trained alike: "
+                "pack-dataset repack DIR packs a packed folder of such answers again; from elsewhere, give "
+                "text (--format preference) or prompt_ids and response_ids (--format rollout), or leave the "
+                f"column out with --column {role}="
+            )
     _check_one_sequence(row)
     refuse_pixels(row)
     found = _with_labels(row, columns)
@@ -132,7 +137,22 @@ def _with_labels(row: Mapping[str, Any], columns: Columns) -> Tokens:
     if masks:  # what all of them train, as in TRL
         trained = map(all, zip(*masks.values(), strict=True))
         return Tokens(ids, [token if is_one else IGNORED for token, is_one in zip(ids, trained, strict=True)])
+    _refuse_unknown_masks(row, columns, len(ids))
     return Tokens(ids, None)
+
+
+def _refuse_unknown_masks(row: Mapping[str, Any], columns: Columns, count: int) -> None:
+    """RecordError where all tokens would be trained although a column seems to say which ones are."""
+    if any(role in columns.named for role in MASKS):  # somebody has looked at the columns
+        return
+    for name, mask in row.items():
+        if not name.endswith(("_mask", "_masks")) or name in OTHER_MASKS:
+            continue
+        if isinstance(mask, list) and len(mask) == count and 0 in mask and 1 in mask:
+            raise RecordError(
+                f"{name} seems to say which tokens are trained, and masks are called {', '.join(MASKS)}: "
+                f"--column {MASKS[0]}={name} goes by it (1 is trained), --column {MASKS[0]}= trains all"
+            )
 
 
 def _integers(value: Any, name: str) -> list[int]:

@@ -11,7 +11,7 @@ through jinja2 alone (sandbox.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from jinja2 import Environment, nodes
@@ -72,7 +72,10 @@ def may_multiply(environment: Environment, source: str) -> bool:
     taken = [*_taken(tree, macros)]
     kept = {one.name for one in taken}
     carried = {name.name for name in tree.find_all(nodes.NSRef)}.union(macros, *macros.values())
-    reached = {name: _reached(name, taken) for name in kept}
+    sources: dict[str, set[str]] = {}
+    for one in taken:
+        sources.setdefault(one.name, set()).update(one.names)
+    reached = {name: _reached(name, sources) for name in kept}
     times = 1
     for one in taken:
         circle = {other for other in reached[one.name] if one.name in reached.get(other, ())}
@@ -149,11 +152,11 @@ def _targets(target: nodes.Node) -> list[str]:
     return [one.name for one in found if isinstance(one, (nodes.Name, nodes.NSRef))]
 
 
-def _reached(name: str, taken: list[Taken]) -> set[str]:
-    """The kept names that a value comes from, over any number of steps."""
+def _reached(name: str, sources: Mapping[str, set[str]]) -> set[str]:
+    """The names that a value comes from, over any number of steps."""
     found: set[str] = set()
     new = {name}
     while new:
-        new = {other for one in taken if one.name in new for other in one.names} - found
+        new = {other for one in new for other in sources.get(one, ())} - found
         found |= new
     return found

@@ -113,6 +113,8 @@ class ChatTemplate:
             line = getattr(error, "lineno", None)
             where = f", line {line}" if line else ""
             raise InputError(f"chat template {self.name}{where}: {error}") from error
+        except RecursionError:
+            raise InputError(f"chat template {self.name}: its expressions or blocks lie too deep") from None
 
     def enable_fast(self, sample: Sequence[Chat], marks: str) -> bool:
         """Use minijinja from now on if it renders the sample as jinja2 does.

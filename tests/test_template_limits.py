@@ -144,6 +144,11 @@ def test_long_conversations_are_rendered_in_time_that_grows_with_them(turn: str,
     assert time.thread_time() - started < 20  # a second, and 50 if every list is looked through
 
 
+def test_a_template_that_lies_too_deep_is_refused() -> None:
+    with pytest.raises(InputError, match="chat template here: .* too deep"):
+        ChatTemplate("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", {}, "here")
+
+
 def test_no_memory_is_no_reason_to_drop_a_record() -> None:
     def full() -> None:
         raise MemoryError

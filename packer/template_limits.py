@@ -169,9 +169,9 @@ def most_of_call(name: str, value: Any, arguments: Sequence[Any]) -> int:
     if name == "tojson" and max((n for n in arguments if isinstance(n, int)), default=0) > _INDENT:
         raise OversizeError(f"it indents JSON by more than {_INDENT} characters")
     if name == "replace" and len(arguments) > 1 and isinstance(value, TEXTS):
-        old, new = arguments[:2]
-        times = value.count(old) if isinstance(old, type(value)) else len(value) + 1
-        return times * _size(new)
+        text: Any = value
+        times: int = text.count(arguments[0]) if isinstance(arguments[0], type(value)) else len(value) + 1
+        return times * _size(arguments[1])
     if name == "join":
         items, between = (value, "") if not isinstance(value, TEXTS) else ((), value)
         for given in arguments:

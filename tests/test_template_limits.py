@@ -183,8 +183,9 @@ def test_a_template_without_an_end_is_named(source: str, monkeypatch: pytest.Mon
         ChatTemplate(source, {}, "here").render(CHAT, MARKS)
 
 
+@pytest.mark.parametrize("spelled", ["", "<|im_end|> "])
 def test_the_fast_engine_runs_out_of_steps_and_the_reference_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str
 ) -> None:
     """A template that goes astray in one record alone, and not in those that were tried."""
     monkeypatch.setattr(template_limits, "SECONDS", 0.2)
@@ -198,7 +199,7 @@ def test_the_fast_engine_runs_out_of_steps_and_the_reference_says_where(
         "{% endfor %}"
     )
     rows = DEMO.read_text(encoding="utf-8").splitlines()
-    rows[-1] = rows[-1].replace('"instruction": "', '"instruction": "record 399 ')
+    rows[-1] = rows[-1].replace('"instruction": "', f'"instruction": "{spelled}record 399 ')
     source_file = tmp_path / "rows.jsonl"
     source_file.write_text("\n".join(rows), encoding="utf-8")
     run = build(source_file, tmp_path / "out", "--template", astray, "--on-bad-record", "drop")

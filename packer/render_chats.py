@@ -168,8 +168,7 @@ class ChatRenderer:
                 hint = "; it has images: give the model's own template (--template FILE)" if pictured else ""
                 found.bad(record, f"{error}{hint}")
             except TooSlowError as error:
-                where = f"{found.task.name}, record {found.task.chunk.start + record:,}"
-                raise TooSlowError(f"{where}: {error}") from None
+                raise _located(found, record, error) from None
         if kept:
             try:
                 self._add(found, kept, "".join(pieces), marks)
@@ -207,11 +206,17 @@ class ChatRenderer:
             messages, tools, variables = content_of
             covered = chat._replace(messages=messages, tools=tools, variables=variables)
             marked = self.template.render(covered, marks)
+        except TooSlowError as error:
+            raise _located(found, record, error) from None
         except RecordError as error:
             found.bad(record, str(error))
         else:
             if self._turns_are_told(found, record, chat, marked, marks):
                 found.shielded.append((record, marked, marks, stand_ins))
+
+
+def _located(found: Prepared, record: int, error: TooSlowError) -> TooSlowError:
+    return TooSlowError(f"{found.task.name}, record {found.task.chunk.start + record:,}: {error}")
 
 
 def _joined(chats: list[tuple[int, Chat]], *, clear: bool) -> tuple[str, bool]:

@@ -7,14 +7,15 @@ hold both equal).
 
 Templates come along with tokenizers from anywhere, so what one render may take is limited: the processor's
 time is looked at in turns of loops and at calls, and whatever is written or put together has a greatest size
-(template_limits.py). The price is a quarter of the time of a render. It stops mistakes and what is known of
+(template_limits.py). The price is half the time of a render. It stops mistakes and what is known of
 intent; it is no jail for whoever may write templates: run what nobody vouches for where it can do no harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
+from types import GeneratorType
 from typing import Any
 
 from jinja2 import nodes, pass_context
@@ -24,9 +25,20 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from padless.packer.template_limits import CHARACTERS, HOLDING, Spent, most_of_call, most_of_operator
+from padless.packer.template_limits import (
+    CHARACTERS,
+    ENTRY,
+    HOLDING,
+    LARGE,
+    TEXTS,
+    Spent,
+    most_of_call,
+    most_of_operator,
+)
 
 _OF_DICTS = frozenset(dir(dict))
+_GROWING = (*TEXTS, int)
+"""Types whose methods may make much out of little."""
 _TURN, _CONCAT, _MADE = "padless_turn", "padless_concat", "padless_made"
 
 
@@ -91,16 +103,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
         """jinja2's, if what comes out is not too large."""
         __self.spent.turn()
-        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox's own `format` stands before Python's
-        owner = getattr(method, "__self__", None)
-        if type(owner) is str:
-            __self._may_make(most_of_call(method.__name__, owner, (*args, *kwargs.values())))
+        owner = getattr(__obj, "__self__", None)
+        if owner is None and hasattr(__obj, "__wrapped__"):  # the sandbox's own `format`, before Python's
+            owner = getattr(__obj.__wrapped__, "__self__", None)
+        if type(owner) is str or isinstance(owner, _GROWING):
+            __self._may_make(most_of_call(__obj.__name__, owner, (*args, *kwargs.values())))
         return __self._made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator != "+":
             self._may_make(most_of_operator(operator, left, right))
-        return self._made(self.binop_table[operator](left, right))
+        found = self.binop_table[operator](left, right)
+        if operator != "+" or type(found) not in (list, tuple):
+            return self._made(found)
+        self.spent.holds_both(left, right, found)
+        return found
 
     def _may_make(self, size: int) -> None:
         if size > CHARACTERS:
@@ -108,12 +125,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _made(self, value: Any) -> Any:
         """A value that was put together, if it is not too large."""
-        if type(value) is str:
-            if len(value) > CHARACTERS:
-                self.spent.may_make(len(value))
+        if type(value) is str or isinstance(value, TEXTS):
+            if len(value) > LARGE:
+                self.spent.is_large(len(value))
         elif type(value) in HOLDING:
             self.spent.holds(value)
         return value
+
+    def _taken(self, values: Iterable[Any]) -> Iterator[Any]:
+        """What a filter takes one by one, if all of it is not too large."""
+        size = 0
+        for value in values:
+            size += ENTRY + (len(value) if isinstance(value, TEXTS) else 0)
+            if size > CHARACTERS:
+                self.spent.may_make(size)
+            yield value
 
     def _limited(self, name: str, given: Callable[..., Any]) -> Callable[..., Any]:
         """A filter that is called if what comes out is not too large."""
@@ -122,6 +148,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         @wraps(given)
         def limited(*args: Any, **kwargs: Any) -> Any:
             self.spent.turn()
+            if len(args) > first and type(args[first]) is GeneratorType:  # of `map`, say, for `join`
+                args = (*args[:first], self._taken(args[first]), *args[first + 1 :])
             if len(args) + len(kwargs) > first + 1:
                 self._may_make(most_of_call(name, args[first], (*args[first + 1 :], *kwargs.values())))
             return self._made(given(*args, **kwargs))

@@ -19,7 +19,7 @@ from typing import Any
 from padless.packer.errors import InputError, RecordError
 from padless.packer.formats.examples import Chat
 from padless.packer.sealed import Sealed, sealed, trims_alike, unsealed
-from padless.packer.template_limits import FUEL, OversizeError, TooSlowError
+from padless.packer.template_limits import CHARACTERS, FUEL, OversizeError, TooSlowError
 
 BUILT_IN = ("chatml", "llama3", "mistral", "gemma", "phi", "qwen", "deepseek")
 """Templates that come along, for chats of text; each is templates/NAME.jinja and marks its answers."""
@@ -106,12 +106,15 @@ class ChatTemplate:
         environment = Sandbox(filters={"tojson": _tojson})
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _no_clock
+        environment.globals["lipsum"] = environment.filters["random"] = _no_chance
         try:
             return environment.from_string(self._marked)
         except TemplateError as error:
             line = getattr(error, "lineno", None)
             where = f", line {line}" if line else ""
             raise InputError(f"chat template {self.name}{where}: {error}") from error
+        except RecursionError:
+            raise InputError(f"chat template {self.name}: its expressions or blocks lie too deep") from None
 
     def enable_fast(self, sample: Sequence[Chat], marks: str) -> bool:
         """Use minijinja from now on if it renders the sample as jinja2 does.
@@ -194,8 +197,11 @@ class ChatTemplate:
             raise OversizeError(f"the chat template refuses it: {error}") from None
         except InputError:
             raise
+        except MemoryError:  # of which another machine has more: no reason to drop a record
+            raise InputError(f"chat template {self.name}: there is no memory for what it makes") from None
         except Exception as error:  # template code fails in any way that Python code can
-            raise RecordError(f"the chat template refuses it: {error}") from error
+            problem = str(error) or type(error).__name__
+            raise RecordError(f"the chat template refuses it: {problem}") from error
         return text
 
     def generation_prompt(self, chat: Chat) -> str:
@@ -211,11 +217,13 @@ class ChatTemplate:
     def render_fast(self, chats: Sequence[Chat], marks: str, opened: Sequence[str] = ()) -> str:
         """Many conversations at once, as `sealed` gives them with `opened`, each followed by the end mark.
 
-        Raises OpenedError where the template looked into what is sealed; what the engine raises where the
-        template refuses one.
+        Raises OpenedError where the template looked into what is sealed; OversizeError where it wrote so
+        much that the limit of a record may be passed; what the engine raises where the template refuses one.
         """
         batch = [(chat.messages, chat.tools) for chat in chats]
         found: str = self.fast.render_template("batch", **{_BATCH: batch}, **self.variables, **_marks(marks))
+        if len(found) > CHARACTERS:
+            raise OversizeError("one of them may be too large, which is seen record by record")
         if opened:
             raise OpenedError("the template looks into tools or arguments")
         return found
@@ -282,3 +290,7 @@ def _no_clock(form: str) -> str:
         f"the chat template asks for today's date ({form}), so the same data would pack differently "
         "tomorrow; give the date with --template-arg (often date_string=...)"
     )
+
+
+def _no_chance(*given: Any, **options: Any) -> None:
+    raise InputError("the chat template draws by chance, so the same data would pack differently each time")

@@ -34,7 +34,10 @@ _BITS = 2**16
 _INDENT = 64
 HOLDING = (list, tuple, dict)
 """Types of values that hold others."""
-_LOOKED = 256
+TEXTS = (str, bytes)
+"""Types of values that are characters, those of HTML among them."""
+_LOOKED, LARGE = 256, 2**20
+"""Steps from look to look, and a value that takes so long to make that each is a step of its own."""
 
 
 class OversizeError(RecordError):
@@ -51,12 +54,12 @@ class Spent(threading.local):
     _chat: Chat | None = None
     _end: float | None = None
     _most = CHARACTERS
-    _turns = _kept = 0
+    _turns = _kept = _added = 0
 
     def begin(self, chat: Chat) -> None:
         """A render begins."""
         self._chat, self._most = chat, CHARACTERS
-        self._turns = self._kept = 0
+        self._turns = self._kept = self._added = 0
         self._end = None
 
     def turn(self) -> None:
@@ -79,27 +82,46 @@ class Spent(threading.local):
         if self._kept > CHARACTERS:
             self.may_make(self._kept)
 
-    def holds(self, value: Any) -> None:
-        """See that a list or dict is not too large, with all that it holds; raises OversizeError."""
+    def is_large(self, size: int) -> None:
+        """A large text was made; raises OversizeError and TooSlowError."""
+        self.look()
+        self.may_make(size)
+
+    def holds_both(self, left: Any, right: Any, value: Any) -> None:
+        """See the same of `left + right`: a list that grows by an entry is looked through now and then."""
+        self._added += self.holds(min(left, right, key=len))
+        if self._added > CHARACTERS or len(value) > CHARACTERS // ENTRY:
+            self.holds(value)
+            self._added = 0
+
+    def holds(self, value: Any) -> int:
+        """See that a list or dict is not too large, with all that it holds; raises OversizeError.
+
+        Returns what it counts for.
+        """
         size, rest = 0, [value]
         while rest:  # what is held twice counts twice: it is written twice
             one = rest.pop()
             held = one.values() if type(one) is dict else one
             size += ENTRY * len(held)
             for entry in held:
-                if type(entry) is str:
-                    size += len(entry)
-                elif type(entry) in HOLDING:
+                if type(entry) in HOLDING:
                     rest.append(entry)
+                elif isinstance(entry, TEXTS):
+                    size += len(entry)
             if size > CHARACTERS:
                 self.may_make(size)
+        if size > LARGE:
+            self.look()
+        return size
 
     def may_make(self, size: int) -> None:
         """Raise OversizeError for a size above the limit, which goes by the record where it is long."""
         if size <= self._most:
             return
-        own = sum(map(len, leaves(self._chat))) if self._chat else 0
-        self._most = CHARACTERS + TIMES * own
+        texts = leaves(self._chat) if self._chat else []
+        own = sum(map(len, texts))
+        self._most = CHARACTERS + TIMES * (own + ENTRY * len(texts))
         if size > self._most:
             raise OversizeError(
                 f"it makes {size:,} characters of a record of {own:,}, the limit is {self._most:,}"
@@ -113,7 +135,7 @@ def most_of_operator(operator: str, left: Any, right: Any) -> int:
     """
     if operator == "*":
         for value, times in ((left, right), (right, left)):
-            if isinstance(times, int) and isinstance(value, (str, list, tuple)):
+            if isinstance(times, int) and isinstance(value, (*TEXTS, list, tuple)):
                 return len(value) * max(times, 0)
         if isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() + right.bit_length())
@@ -137,13 +159,21 @@ def most_of_call(name: str, value: Any, arguments: Sequence[Any]) -> int:
             lines += value.count("\n") + value.count("\t")
         numbers = [given if isinstance(given, int) else _size(given) for given in arguments]
         return lines * sum(map(abs, numbers))
+    if name in ("translate", "wordwrap") and isinstance(value, str):
+        given = [
+            one for found in arguments for one in (found.values() if isinstance(found, dict) else [found])
+        ]
+        return (len(value) + 1) * max(map(_size, given), default=0)
+    if name == "round":
+        _check_bits(4 * max((abs(n) for n in arguments if isinstance(n, int)), default=0))  # by 10**n
     if name == "tojson" and max((n for n in arguments if isinstance(n, int)), default=0) > _INDENT:
         raise OversizeError(f"it indents JSON by more than {_INDENT} characters")
-    if name == "replace" and len(arguments) > 1 and isinstance(value, str):
-        old, new = arguments[:2]
-        return (value.count(old) if isinstance(old, str) else len(value) + 1) * _size(new)
+    if name == "replace" and len(arguments) > 1 and isinstance(value, TEXTS):
+        text: Any = value
+        times: int = text.count(arguments[0]) if isinstance(arguments[0], type(value)) else len(value) + 1
+        return times * _size(arguments[1])
     if name == "join":
-        items, between = (value, "") if not isinstance(value, str) else ((), value)
+        items, between = (value, "") if not isinstance(value, TEXTS) else ((), value)
         for given in arguments:
             items, between = (given, between) if isinstance(given, (list, tuple)) else (items, given)
         if isinstance(items, (list, tuple)):
@@ -153,15 +183,25 @@ def most_of_call(name: str, value: Any, arguments: Sequence[Any]) -> int:
     return 0
 
 
-_BY_NUMBER = ("center", "ljust", "rjust", "zfill", "indent", "expandtabs", "batch", "slice")
+_BY_NUMBER = ("center", "ljust", "rjust", "zfill", "indent", "expandtabs", "batch", "slice", "to_bytes")
 
 
 def _of_format(form: str, sign: str, values: Sequence[Any]) -> int:
-    longest = max(map(_size, values), default=0)
+    longest = max(map(_written, values), default=0)
     widths = sum(int(digits) for digits in re.findall(r"\d{1,18}", form))
     widths += sum(abs(value) for value in values if isinstance(value, int))  # "%*d", "{:{}}"
+    if sign == "{" and re.search(r"\{[^}]*\{", form):  # whose width may be a text, or in a list
+        widths += sum(int(digits) for digits in re.findall(r"\d{1,18}", str(values)))
     return form.count(sign) * longest + widths
 
 
+def _written(value: Any) -> int:
+    """How long a value may be that is written as Python does."""
+    if not isinstance(value, HOLDING):
+        return _size(value)
+    entries = value.values() if isinstance(value, dict) else value
+    return len(value) * ENTRY + sum(map(_written, entries))
+
+
 def _size(value: Any) -> int:
-    return len(value) if isinstance(value, (str, list, tuple, dict)) else 0
+    return len(value) if isinstance(value, (*TEXTS, *HOLDING)) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ MULTIPLY = {
     + "x" * 10_000
     + "{% endif %}{% endmacro %}{{ m(40) | length }}",
     "line by line": "{% set a = 'ab' %}" + "{% set a = a ~ a %}" * 40 + "{{ a | length }}",
+    "by a filter with a constant": DOUBLES.replace("TWICE", "ns.a | replace('o', 'oo')"),
+    "by JSON in JSON": DOUBLES.replace("TWICE", "('\"' ~ ns.a) | tojson"),
+    "letter by letter": DOUBLES.replace("TWICE", "ns.a | list | join('ab')"),
+    "by a loop in a block": DOUBLES.replace(
+        "{% set ns.a = TWICE %}", "{% set ns.a %}{% for i in messages %}{{ ns.a }}{% endfor %}{% endset %}"
+    ),
     "by nesting": "{% set l = messages %}" + "{% set l = [l, l] %}" * 40 + "{{ l | tojson | length }}",
 }
 AT_ONCE = {
@@ -48,6 +55,19 @@ AT_ONCE = {
     "a form": "{{ '{:1000000000}'.format(1) }}",
     "slices": "{{ messages | slice(10**9) | list | length }}",
     "JSON": "{{ messages | tojson(indent=10**9) }}",
+    "HTML repeated": DOUBLES.replace("TWICE", "(ns.a | safe) + (ns.a | safe)"),
+    "HTML padded": "{{ ('x' | safe).ljust(10**11) | length }}",
+    "HTML escaped": "{{ ('&' * 2**25) | e | length }}",
+    "bytes": "{{ ('x'.encode() * 10**11) | length }}",
+    "bytes padded": "{{ 'x'.encode().ljust(10**11) | length }}",
+    "bytes of a number": "{{ (1).to_bytes(10**11, 'big') | length }}",
+    "rounded": "{{ 42.5 | round(10**9, 'ceil') }}",
+    "a width in a text": "{{ '{:{w}}'.format(1, w='100000000000') }}",
+    "a width in a list": "{{ '{:{w[0]}}'.format(1, w=[10**11]) }}",
+    "by name": "{{ ('%(a)s' * 10**5) % {'a': 'x' * 10**7} }}",
+    "one by one": "{{ (['x'] * 10**4) | map('center', 10**7) | join | length }}",
+    "translated": "{{ ('a' * 10**6).translate({97: 'b' * 10**6}) | length }}",
+    "wrapped": "{{ ('a ' * 10**6) | wordwrap(1, wrapstring='x' * 10**6) | length }}",
     "literal": "{{ 'x' | center(1000000000) }}",
 }
 
@@ -87,6 +107,64 @@ def test_published_templates_go_through_the_fast_engine(shared: Path, name: str)
         )
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content | indent(1000000000) }}",
+        "{{ messages[0].content | indent(messages | length) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ messages | tojson(indent=1000000000) }}",
+        "{{ messages | batch(1000000000, 0) | list | length }}",
+        "{% set a %}{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}{% endset %}",
+    ],
+)
+def test_nor_one_that_makes_much_by_a_number(source: str) -> None:
+    hidden = "{% if messages[0].content == 'now' %}" + source + "{% endif %}{{ messages[0].content }}"
+    assert not ChatTemplate(hidden, {}, "here").enable_fast([CHAT], MARKS)
+
+
+def test_what_the_fast_engine_writes_too_much_of_is_seen_record_by_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, "here")
+    assert found.enable_fast([CHAT], MARKS)
+    monkeypatch.setattr(template, "CHARACTERS", 4)
+    with pytest.raises(template_limits.OversizeError):
+        found.render_fast([CHAT], MARKS)
+
+
+@pytest.mark.parametrize("turn, turns", [("one ", 20_000), ("a", 600_000)])
+def test_long_conversations_are_rendered_in_time_that_grows_with_them(turn: str, turns: int) -> None:
+    """A list that grows turn by turn is not looked through at each, and entries are no sign of growth."""
+    grows = "{% set ns = namespace(l=[]) %}{% for m in messages[:20000] %}{% set ns.l = ns.l + [m] %}"
+    grows += "{% endfor %}{% for m in messages | list %}{{ m.content }}{% endfor %}"
+    chat = Chat([{"role": "user", "content": turn}] * turns)
+    started = time.thread_time()
+    assert ChatTemplate(grows, {}, "here").render(chat, MARKS) == turn * turns + MARKS[2]
+    assert time.thread_time() - started < 20  # a second, and 50 if every list is looked through
+
+
+def test_a_template_that_lies_too_deep_is_refused() -> None:
+    with pytest.raises(InputError, match="chat template here: .* too deep"):
+        ChatTemplate("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", {}, "here")
+
+
+def test_no_memory_is_no_reason_to_drop_a_record() -> None:
+    def full() -> None:
+        raise MemoryError
+
+    found = ChatTemplate("{{ full() }}", {"full": full}, "here")
+    with pytest.raises(InputError, match="chat template here: there is no memory") as problem:
+        found.render(CHAT, MARKS)
+    assert not isinstance(problem.value, RecordError)
+
+
+@pytest.mark.parametrize("source", ["{{ lipsum(10**9) }}", "{{ messages | random }}"])
+def test_a_template_that_draws_by_chance_is_refused(source: str) -> None:
+    with pytest.raises(InputError, match="draws by chance"):
+        ChatTemplate(source, {}, "here").render(CHAT, MARKS)
+
+
 ENDLESS = {
     "turns": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "turns that are left out": "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}"
@@ -105,8 +183,9 @@ def test_a_template_without_an_end_is_named(source: str, monkeypatch: pytest.Mon
         ChatTemplate(source, {}, "here").render(CHAT, MARKS)
 
 
+@pytest.mark.parametrize("spelled", ["", "<|im_end|> "])
 def test_the_fast_engine_runs_out_of_steps_and_the_reference_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str
 ) -> None:
     """A template that goes astray in one record alone, and not in those that were tried."""
     monkeypatch.setattr(template_limits, "SECONDS", 0.2)
@@ -120,7 +199,7 @@ def test_the_fast_engine_runs_out_of_steps_and_the_reference_says_where(
         "{% endfor %}"
     )
     rows = DEMO.read_text(encoding="utf-8").splitlines()
-    rows[-1] = rows[-1].replace('"instruction": "', '"instruction": "record 399 ')
+    rows[-1] = rows[-1].replace('"instruction": "', f'"instruction": "{spelled}record 399 ')
     source_file = tmp_path / "rows.jsonl"
     source_file.write_text("\n".join(rows), encoding="utf-8")
     run = build(source_file, tmp_path / "out", "--template", astray, "--on-bad-record", "drop")

@@ -121,7 +121,7 @@ def test_a_narrow_terminal_loses_no_digits(packed: Path, monkeypatch: pytest.Mon
 
 
 def test_output_that_nobody_reads_is_no_failed_check(packed: Path) -> None:
-    edit_manifest(packed, lambda content: content["statistics"].update(tokens=1))  # which verify sees
+    edit_manifest(packed, lambda content: content["statistics"].update(trained_tokens=1))  # which verify sees
     for command, code in (("report", 0), ("verify", 1)):
         read, write = os.pipe()
         os.close(read)  # as `| head` does, only sooner

@@ -11,7 +11,7 @@ pytest.importorskip("nemo_automodel", reason="run by scripts/test-trainers autom
 import torch  # noqa: E402
 from datasets import load_from_disk  # noqa: E402
 from nemo_automodel.components.datasets.utils import packed_sequence_thd_collater  # noqa: E402
-from trainer_proofs import Given, compare, exported, packs_of_demo, places  # noqa: E402
+from trainer_proofs import Given, assert_same_loss, exported, packs_of_demo, places  # noqa: E402
 
 
 def test_its_thd_collater_gives_what_was_packed(tmp_path: Path) -> None:
@@ -33,4 +33,4 @@ def test_its_thd_collater_gives_what_was_packed(tmp_path: Path) -> None:
                 position_ids=batch["position_ids"][row, :used],
             )
         )
-    compare("nemo-automodel", "`--to automodel`, its THD collater", packed, rows)
+    assert_same_loss("nemo-automodel", "`--to automodel`, its THD collater", packed, rows)

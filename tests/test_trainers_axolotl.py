@@ -27,7 +27,7 @@ from trainer_proofs import (  # noqa: E402
     TOLERANCE,
     Given,
     after,
-    compare,
+    assert_same_loss,
     exported,
     packs_of_demo,
     sequences_of,
@@ -92,7 +92,7 @@ def test_the_plugin_gives_axolotls_trainer_the_packs(packed: Path, tmp_path: Pat
                 position_ids=batch["position_ids"][0].cpu(),
             )
         )
-    compare("axolotl", "`padless.runtime.trainers.axolotl`, its trainer's loader", packed, rows)
+    assert_same_loss("axolotl", "`padless.runtime.trainers.axolotl`, its trainer's loader", packed, rows)
     evaluated = next(iter(trainer.get_eval_dataloader()))
     assert "attention_mask" not in evaluated and evaluated["cu_seq_lens_q"].numel() > 2
 

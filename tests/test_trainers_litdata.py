@@ -9,7 +9,7 @@ import pytest
 litdata = pytest.importorskip("litdata", reason="run by scripts/test-trainers litdata")
 
 from litdata.streaming.item_loader import ParquetLoader  # noqa: E402
-from trainer_proofs import Given, after, compare, exported, packs_of_demo  # noqa: E402
+from trainer_proofs import Given, after, assert_same_loss, exported, packs_of_demo  # noqa: E402
 
 from padless.runtime.collate import collate  # noqa: E402
 from padless.runtime.reader import PackedReader  # noqa: E402
@@ -34,4 +34,4 @@ def test_its_loader_and_our_collate_train_what_was_packed(
             )
         )
     assert len(rows) > 1
-    compare("litdata", "`--to parquet`, its `StreamingDataset` in its loader", packed, rows)
+    assert_same_loss("litdata", "`--to parquet`, its `StreamingDataset` in its loader", packed, rows)

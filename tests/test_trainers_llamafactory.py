@@ -21,7 +21,7 @@ from llamafactory.data.collator import SFTDataCollatorWith4DAttentionMask  # noq
 from llamafactory.data.loader import get_dataset  # noqa: E402
 from llamafactory.data.template import TEMPLATES  # noqa: E402
 from llamafactory.hparams import DataArguments  # noqa: E402
-from trainer_proofs import Given, after, compare, exported, packs_of_demo  # noqa: E402
+from trainer_proofs import Given, after, assert_same_loss, exported, packs_of_demo  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from padless.runtime.reader import PackedReader  # noqa: E402
@@ -65,4 +65,4 @@ def test_tokenized_path_and_neat_packing_train_what_was_packed(packed: Path, att
             )
         )
     how = "its 4D mask" if attention == "sdpa" else "its rows for FlashAttention"
-    compare("llamafactory", f"`--to llamafactory`, its loader and collator, {how}", packed, rows)
+    assert_same_loss("llamafactory", f"`--to llamafactory`, its loader and collator, {how}", packed, rows)

@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 from building import pack  # noqa: E402
 from test_export import weighted  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
-from trainer_proofs import Given, after, compare, exported, packs_of_demo  # noqa: E402
+from trainer_proofs import Given, after, assert_same_loss, exported, packs_of_demo  # noqa: E402
 
 from padless.packer.export import check_export  # noqa: E402
 from padless.runtime.collate import collate  # noqa: E402
@@ -60,7 +60,7 @@ def test_its_loader_and_our_collate_train_what_was_packed(packed: Path) -> None:
         )
         for batch in batches
     ]
-    compare("mosaicml-streaming", "`--to mds`, its `StreamingDataset` in a DataLoader", packed, rows)
+    assert_same_loss("mosaicml-streaming", "`--to mds`, its `StreamingDataset` in a DataLoader", packed, rows)
 
 
 def test_weights_that_labels_cannot_say_are_refused(tmp_path: Path) -> None:

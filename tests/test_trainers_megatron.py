@@ -11,7 +11,7 @@ indexed = pytest.importorskip(
 )
 
 import torch  # noqa: E402
-from trainer_proofs import Given, compare, exported, packs_of_demo, places, sequences_of  # noqa: E402
+from trainer_proofs import Given, assert_same_loss, exported, packs_of_demo, places, sequences_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -39,4 +39,4 @@ def test_documents_in_a_row_with_positions_from_zero_have_the_loss_of_the_packs(
         next_labels=torch.cat(wanted),
         position_ids=places(dataset.sequence_lengths.tolist()),
     )
-    compare("megatron-core", "`--to megatron`, its `IndexedDataset`", packed, [row])
+    assert_same_loss("megatron-core", "`--to megatron`, its `IndexedDataset`", packed, [row])

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 import typing_extensions  # noqa: E402
 from building import MAX_LENGTH  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
-from trainer_proofs import Given, compare, exported, packs_of_demo, places  # noqa: E402
+from trainer_proofs import Given, assert_same_loss, exported, packs_of_demo, places  # noqa: E402
 
 from padless.runtime.reader import PackedReader  # noqa: E402
 
@@ -110,7 +110,7 @@ def test_its_batches_train_what_was_packed(
         if more:
             assert batch["tokens"].shape[1] == MAX_LENGTH
         rows += given(batch)
-    compare("megatron-bridge", f"`--to nemo`, {how}", packed, rows)
+    assert_same_loss("megatron-bridge", f"`--to nemo`, {how}", packed, rows)
 
 
 def test_its_rows_hold_what_it_asks_of_them(packed: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from building import pack as run_pack  # noqa: E402
 from olmo_core.data import NumpyPackedFSLDatasetConfig, TokenizerConfig  # noqa: E402
 from olmo_core.data.numpy_dataset import NumpyDatasetBase  # noqa: E402
 from olmo_core.data.utils import get_labels  # noqa: E402
-from trainer_proofs import Given, compare, exported, packs_of_demo, places, sequences_of  # noqa: E402
+from trainer_proofs import Given, assert_same_loss, exported, packs_of_demo, places, sequences_of  # noqa: E402
 
 
 def opened(folder: Path, work: Path, length: int, **options: Any) -> NumpyDatasetBase:
@@ -63,7 +63,7 @@ def test_it_packs_every_document_again_with_its_labels(tmp_path: Path) -> None:
                 position_ids=places(item["doc_lens"].tolist()),
             )
         )
-    compare("ai2-olmo-core", "`--to olmo-core`, its packed data set and `get_labels`", packed, rows)
+    assert_same_loss("ai2-olmo-core", "`--to olmo-core`, its packed data set and `get_labels`", packed, rows)
 
 
 def test_documents_without_an_end_token_stay_apart(tmp_path: Path) -> None:

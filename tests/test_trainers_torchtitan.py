@@ -22,7 +22,7 @@ from trainer_proofs import (  # noqa: E402
     TEETH,
     TOLERANCE,
     Given,
-    compare,
+    assert_same_loss,
     exported,
     packs_of_demo,
     shown,
@@ -71,7 +71,9 @@ def test_all_ranks_together_train_what_was_packed(packed: Path, workers: int) ->
             assert batch[1].shape == (len(batch[1]), MAX_LENGTH)
             rows += given(batch)
     assert len(rows) >= len(PackedReader(packed))
-    compare("torchtitan", "`padless.runtime.trainers.torchtitan`, its data loader, two ranks", packed, rows)
+    assert_same_loss(
+        "torchtitan", "`padless.runtime.trainers.torchtitan`, its data loader, two ranks", packed, rows
+    )
 
 
 def test_rows_of_the_export_are_those_of_the_loader(packed: Path) -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("torchtune", reason="run by scripts/test-trainers torchtune"
 
 import torch  # noqa: E402
 from torchtune.data import padded_collate_packed  # noqa: E402
-from trainer_proofs import Given, after, compare, exported, packs_of_demo  # noqa: E402
+from trainer_proofs import Given, after, assert_same_loss, exported, packs_of_demo  # noqa: E402
 
 from padless.runtime.reader import PackedReader  # noqa: E402
 from padless.runtime.trainers.torchtune import PackedFolder  # noqa: E402
@@ -34,4 +34,4 @@ def test_its_packed_collator_and_its_recipes_shift_train_what_was_packed(tmp_pat
                 attention_mask=torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))[:, None],
             )
         )
-    compare("torchtune", "`--to torchtune`, our component, its collator", packed, rows)
+    assert_same_loss("torchtune", "`--to torchtune`, our component, its collator", packed, rows)

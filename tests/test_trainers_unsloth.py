@@ -25,7 +25,7 @@ except PackageNotFoundError:
 import datasets  # noqa: E402
 import torch  # noqa: E402
 from conftest import ROOT  # noqa: E402
-from trainer_proofs import Given, after, compare, packs_of_demo, places  # noqa: E402
+from trainer_proofs import Given, after, assert_same_loss, packs_of_demo, places  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 from trl import SFTConfig, SFTTrainer  # noqa: E402
 from unpacked import tiny_model  # noqa: E402
@@ -70,7 +70,7 @@ def test_its_boundaries_are_those_of_the_packs(tmp_path: Path) -> None:
             )
         )
     assert found == [length for row in PackedReader(packed) for length in row.seq_lengths.tolist()]
-    compare("unsloth", "its packing module alone (no GPU) in TRL's `SFTTrainer`", packed, rows)
+    assert_same_loss("unsloth", "its packing module alone (no GPU) in TRL's `SFTTrainer`", packed, rows)
 
 
 ROTATE = """

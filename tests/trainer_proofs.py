@@ -1,7 +1,7 @@
 """What the tests of single trainers' libraries share: packs, an export of them, and what their losses are.
 
-A library gives batches in its own way; a test turns them into `Given`, and `compare` holds them against the
-packs: a tiny model's loss over all rows as they were given, against that of the packs' sequences one by
+A library gives batches in its own way; a test turns them into `Given`, and `assert_same_loss` holds them
+against the packs: a tiny model's loss over all rows as they were given, against that of the packs' sequences one by
 one. Under `scripts/test-trainers` what was shown becomes a row of scripts/results/trainers.jsonl.
 """
 
@@ -77,7 +77,7 @@ def after(labels: Tensor) -> Tensor:
     return torch.cat([labels[1:], labels.new_full((1,), -100)])
 
 
-def compare(package: str, how: str, packed: Path, rows: Iterable[Given]) -> None:
+def assert_same_loss(package: str, how: str, packed: Path, rows: Iterable[Given]) -> None:
     """AssertionError where the rows' loss is not that of the packs' sequences; kept as a row otherwise."""
     sequences = sequences_of(packed)
     model = tiny_model(vocab=1 + max(max(ids) for ids, _ in sequences)).double().eval()

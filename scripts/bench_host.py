@@ -1,4 +1,4 @@
-"""Python's own time of a call that launches kernels, for the benchmarks of attention."""
+"""Python's own time of a call that launches kernels, for the benchmarks of kernels."""
 
 from __future__ import annotations
 

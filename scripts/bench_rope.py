@@ -13,16 +13,18 @@ does not agree with padless is left out, and said so.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from bench_clock import Arm, time_eager, time_graph
+from bench_host import host_us
 from bench_results import Results
 from peer_unsloth import UnslothKernels, load_unsloth
 from torch import Tensor
@@ -53,7 +55,6 @@ BLOCKS = ((1024, 2), (2048, 4), (4096, 4))
 """Elements and warps of a program that copies."""
 LENGTH = 777  # tokens of a sequence: an alpaca row of the longer sort
 CACHE = 512 * 2**20
-Arm = Callable[[Any], object]
 NORM_CASES = ((2_048, 32, 8, 128), (8_192, 32, 8, 128), (32_768, 32, 8, 128))  # Qwen3-8B
 
 
@@ -87,60 +88,6 @@ class Shared:
         # Unsloth looks positions up itself: int32, as its kernel reads them, spares it a conversion a call.
         self.whole_tables = [t.repeat(1, 2).bfloat16() for t in (self.cos, self.sin)]
         self.short_ids = self.position_ids.int()
-
-
-def median_us(run: Callable[[], object], calls: int, seconds: float = 0.2) -> float:
-    """Median time of a run by the device's clock, divided by the calls in it, in microseconds."""
-    run()
-    torch.cuda.synchronize()
-    times: list[float] = []
-    until = time.perf_counter() + seconds
-    while len(times) < 5 or (time.perf_counter() < until and len(times) < 200):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times)
-
-
-def time_eager(arm: Arm, sets: list[Inputs]) -> float:
-    """What a call costs among many: the larger of Python's time and the kernels'."""
-    rounds = max(1, 40 // len(sets))
-
-    def run() -> None:
-        for _ in range(rounds):
-            for one in sets:
-                arm(one)
-
-    return median_us(run, rounds * len(sets))
-
-
-def time_graph(arm: Arm, sets: list[Inputs], seconds: float = 0.2) -> float:
-    """The kernels alone: one graph of a call on each set, replayed."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for one in sets[:2]:
-            arm(one)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for one in sets:
-            arm(one)
-    return median_us(graph.replay, len(sets), seconds)
-
-
-def host_us(arm: Arm, one: Inputs) -> float:
-    """Python's own time for a call, nothing waited for: the best of short runs that leave the queue room."""
-    best = float("inf")
-    for _ in range(20):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(20):
-            arm(one)
-        best = min(best, (time.perf_counter() - begin) / 20 * 1e6)
-    return best
 
 
 def arms_for(shared: Shared, unsloth: UnslothKernels | None = None) -> dict[str, Arm]:
@@ -327,7 +274,7 @@ def bench_norm(case: tuple[int, int, int, int], results: Results, *, unsloth: Un
                 forward = time_graph(call, sets)
                 results.add(name, arm, "graph", forward, "us")
                 if tokens <= 2_048:
-                    results.add(name, arm, "host", host_us(call, sets[0]), "us")
+                    results.add(name, arm, "host", host_us(partial(call, sets[0])), "us")
             both = both_ways(call, grads, [] if arm.endswith("frozen") else weights)
             results.add(name, arm, "both ways eager", time_eager(both, sets), "us")
             both_graph = time_graph(both, sets)
@@ -383,7 +330,7 @@ def bench(
             results.add(name, arm, "graph", graph, "us")
             results.add(name, arm, "of copy", ceiling / graph, "share")
             if tokens <= 2_048:
-                results.add(name, arm, "host", host_us(call, sets[0]), "us")
+                results.add(name, arm, "host", host_us(partial(call, sets[0])), "us")
     results.add(
         name, "padless cu_seqlens", "memory", peak_bytes(lambda: arms["padless cu_seqlens"](sets[0])), "B"
     )
@@ -395,7 +342,7 @@ def bench(
         leaves: list[Tensor] = [x.clone().requires_grad_() for x in (sets[0].q, sets[0].k)]
         views = [x.view(x.shape) for x in leaves]
         with_grad: Arm = lambda _: rope_qk(*views, shared.cos, shared.sin, cu_seqlens=shared.cu_seqlens)  # noqa: E731
-        results.add(name, "padless under autograd", "host", host_us(with_grad, sets[0]), "us")
+        results.add(name, "padless under autograd", "host", host_us(partial(with_grad, sets[0])), "us")
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """What the tests of single trainers' libraries share: packs, an export of them, and what their losses are.
 
 A library gives batches in its own way; a test turns them into `Given`, and `assert_same_loss` holds them
-against the packs: a tiny model's loss over all rows as they were given, against that of the packs' sequences one by
-one. Under `scripts/test-trainers` what was shown becomes a row of scripts/results/trainers.jsonl.
+against the packs: a tiny model's loss over all rows as they were given, against that of the packs' sequences
+one by one. Under `scripts/test-trainers` what was shown becomes a row of scripts/results/trainers.jsonl.
 """
 
 from __future__ import annotations

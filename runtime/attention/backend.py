@@ -72,6 +72,8 @@ class Backend:
     """Only called where it is available."""
     traceable: bool = True
     """Whether torch.compile can look inside; where not, a compiled program holds it as one operator."""
+    capturable: bool = True
+    """Whether it takes boundaries from the device: a CUDA graph would keep what the host makes of them."""
 
 
 FEATURES = ("window", "softcap", "sinks", "deterministic")
@@ -107,6 +109,13 @@ def cuda_refusal(
         have, want = (".".join(map(str, x)) for x in (found, capability))
         return f"it needs compute capability {want} and the device has {have}"
     return None
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether calls on this device go into a CUDA graph, which may be replayed over other boundaries."""
+    if torch.compiler.is_compiling() or device.type != "cuda":
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def element_overflow(request: Request) -> str | None:

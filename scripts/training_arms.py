@@ -82,5 +82,6 @@ ARMS = {
     "padless short": Arm(form="packed", prepare=_own(attention="short")),
     "padless liger short": Arm(form="packed", prepare=_own(liger=True, attention="short")),
     "padless liger flash": Arm(form="packed", prepare=_own(liger=True, attention="flash")),
-    "padless graph": Arm(form="static", prepare=_own(liger=("rms_norm", "mlp"), attention="flash")),
+    "padless graph": Arm(form="static", prepare=_own(liger=True)),
+    "padless graph flash": Arm(form="static", prepare=_own(liger=True, attention="flash")),
 }

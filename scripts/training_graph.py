@@ -1,8 +1,9 @@
 """Training steps under a CUDA graph: batches of one shape, and one launch for a step.
 
 The model is launched from Python once, while it is captured; each step after that copies a batch over the
-captured one and replays. It takes attention that can be captured (`flash`) and a loss that does not wait for
-the device (transformers' own, not Liger's), so it pays where launching takes longer than computing.
+captured one and replays. What a graph keeps is the same in all batches: shapes, the longest sequence and the
+most trained tokens that there can be, for which attention and loss are computed. So it pays where launching
+takes longer than computing.
 """
 
 from __future__ import annotations
@@ -26,20 +27,23 @@ WARM_UP = 3
 def one_shape(folder: Path, packs: int, device: str) -> Generator[Batch, None, None]:
     """An endless stream of packs, filled up to one number of tokens and of sequences."""
     reader = PackedReader(folder)
-    table = reader.sequence_columns("pack", "length")
+    table = reader.sequence_columns("pack", "length", "num_targets")
     packed = table["pack"] >= 0
-    pack, length = table["pack"][packed], table["length"][packed]
+    pack, length, trained = (table[name][packed] for name in ("pack", "length", "num_targets"))
     sizes = np.bincount(pack, weights=length)
     tokens = packs * -(-int(sizes.max()) // 128) * 128
-    sequences = packs * int(np.bincount(pack).max()) + 1
     longest = max(int(length.max()), tokens - packs * int(sizes.min()))
-    longest = min(1 << (longest - 1).bit_length(), tokens)
+    shape = {
+        "tokens": tokens,
+        "sequences": packs * int(np.bincount(pack).max()) + 1,
+        "max_length": min(1 << (longest - 1).bit_length(), tokens),
+        "targets": packs * int(np.bincount(pack, weights=trained).max()),
+    }
     stream = PackedStream(folder, packs_per_batch=packs, rank=0, world_size=1)
     while True:
         for batch in stream:
             real, count = batch["input_ids"].numel(), len(batch["cu_seq_lens_q"]) - 1
-            filled = pad_batch(batch, tokens=tokens, sequences=sequences)
-            filled["max_length_q"] = filled["max_length_k"] = longest
+            filled = pad_batch(batch, **shape)
             if device != "cpu":
                 filled = filled.pin_memory()
             inputs = filled.to(device, non_blocking=True).model_inputs()

@@ -100,3 +100,6 @@ def test_batches_of_one_shape_keep_what_is_filled_up_apart(folder: Path) -> None
     for batch in batches:
         assert batch.tokens == sum(batch.lengths) < batch.computed
         assert (batch.inputs["labels"][0, batch.tokens :] == -100).all()
+        # The longest of them, and all but the first tokens of four sequences.
+        assert batch.inputs["max_length_q"] == 128
+        assert batch.targets == batch.tokens - 4 <= max(sum(LENGTHS[at : at + 4]) for at in (0, 4, 8)) - 4

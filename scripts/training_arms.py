@@ -26,8 +26,8 @@ class Arm:
     """How one way to train begins."""
 
     form: str
-    """Of its batches: padded, grouped (padded, with others of like length), packed, or static (packed, of one
-    shape, under a CUDA graph)."""
+    """Of its batches: padded, grouped (padded, with others of like length), packed, or static (packed, of few
+    shapes, under CUDA graphs)."""
     prepare: Callable[[Any, Batch, Path], str]
     """Changes a model for it, given a short batch to try it on and the folder; says what was taken."""
 

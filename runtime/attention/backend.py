@@ -70,8 +70,17 @@ class Backend:
     """Why it cannot do a call; None where it can."""
     forward: Forward
     """Only called where it is available."""
+    prepare: Callable[[Tensor, Tensor, Boundaries, Options], Forward] | None = None
+    """Works out once, from q and k, what all calls alike share; gives what does them. They get these very
+    boundaries, and other options only in the sinks' values."""
     traceable: bool = True
     """Whether torch.compile can look inside; where not, a compiled program holds it as one operator."""
+    recordable: bool = True
+    """Whether a CUDA graph may hold it; not where it depends on the boundaries' values beyond the tensor."""
+
+    def prepared(self, q: Tensor, k: Tensor, boundaries: Boundaries, options: Options) -> Forward:
+        """What does a call and those like it, on these boundaries."""
+        return self.forward if self.prepare is None else self.prepare(q, k, boundaries, options)
 
 
 FEATURES = ("window", "softcap", "sinks", "deterministic")
@@ -119,7 +128,7 @@ def element_overflow(request: Request) -> str | None:
 
 def last_contiguous(x: Tensor) -> Tensor:
     """The tensor, copied where its last dimension is not contiguous: kernels take any other strides."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.stride()[-1] == 1 else x.contiguous()
 
 
 @cache

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from padless.runtime.attention.backend import Backend, Options, Request, cuda_refusal, import_refusal, lacks
+from padless.runtime.attention.backend import (
+    Backend,
+    Forward,
+    Options,
+    Request,
+    cuda_refusal,
+    import_refusal,
+    lacks,
+)
 from padless.runtime.attention.boundaries import Boundaries
 
 if TYPE_CHECKING:
@@ -36,12 +44,21 @@ def _unavailable(request: Request) -> str | None:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
+    return _prepare(q, k, boundaries, options)(q, k, v, boundaries, options)
+
+
+def _prepare(q: Tensor, k: Tensor, boundaries: Boundaries, options: Options) -> Forward:
     from padless.kernels.short_attention import attend
     from padless.kernels.short_attention_inputs import Options as Numbers
 
     key = ("short", q.shape[1:], k.shape[1], q.device)
     work = boundaries.made(key, lambda: _listed(q, k, boundaries))
-    return attend(q, k, v, work, None, None, Numbers(options.scale, options.window, options.softcap))
+    numbers = Numbers(options.scale, options.window, options.softcap)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+        return attend(q, k, v, work, None, None, numbers)
+
+    return forward
 
 
 def _listed(q: Tensor, k: Tensor, boundaries: Boundaries) -> WorkList:
@@ -54,4 +71,6 @@ def _listed(q: Tensor, k: Tensor, boundaries: Boundaries) -> WorkList:
     return (work.pin_memory() if q.is_cuda else work).to(q.device)
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False)
+BACKEND = Backend(
+    unavailable=_unavailable, forward=_forward, prepare=_prepare, traceable=False, recordable=False
+)

@@ -45,13 +45,15 @@ from training_clock import (
     percentiles,
     time_steps,
 )
-from training_graph import GraphTrainer, one_shape
+from training_graph import GraphTrainer, of_few_shapes
 from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
 from training_tables import EPOCH, EPOCH_USEFUL, FULL, PLAIN, SPEED, is_done
 
 WARM_UP = 2
 """Steps of a packed arm before the clock starts, after one with each shape of the packs AHEAD."""
 AHEAD = 12
+MANY = 64
+"""Packs of the static arm among which all shapes are, which are captured before the clock starts."""
 PROFILED = 2
 """Steps whose kernels are timed one by one."""
 GIB = 2**30
@@ -75,8 +77,12 @@ def batches_of(
     form: str, batches: list[list[Sequence]], options: argparse.Namespace, folder: Path, device: str
 ) -> tuple[list[Batch], Iterator[Batch]]:
     """Those to begin with, and those to be timed."""
-    if form in ("packed", "static"):
-        stream = (streamed if form == "packed" else one_shape)(folder, options.packs, device)
+    if form == "static":
+        stream = of_few_shapes(folder, options.packs, device)
+        seen = list(itertools.islice(stream, MANY))
+        return list({batch.shape_number: batch for batch in seen}.values()), stream
+    if form == "packed":
+        stream = streamed(folder, options.packs, device)
         # Some of Liger's kernels are compiled for each number of tokens, and packs have a few.
         seen = list(itertools.islice(stream, AHEAD))
         return list({batch.shape: batch for batch in seen}.values()) + seen[:WARM_UP], stream
@@ -110,8 +116,6 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         trainer = (GraphTrainer if is_static else Trainer)(model=model, optimizer=optimizer)
         first, rest = batches_of(arm.form, batches, options, folder, device)
         print(f"  {label}: model and batches after {time.perf_counter() - began:.1f} s", flush=True)
-        if isinstance(trainer, GraphTrainer):
-            trainer.capture(first[0])
         cold = time_steps(trainer, first, len(first), options.seconds)
         if arm.is_padded:
             seen = {batch.shape for batch in cold.batches}

@@ -29,8 +29,8 @@ from .rope_launch import (
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}
 _SUMS: dict[tuple[Any, ...], Again] = {}
-GROUPS = 256
-"""Groups of tokens on the way back, about: with their head blocks enough programs for any device."""
+MOST_TOKENS = 64
+"""Tokens that a program takes on the way back at most."""
 STAGES = 3
 """Tiles on their way from memory while one is computed."""
 
@@ -90,15 +90,16 @@ def forward_tile(q: Tensor, k: Tensor) -> Tile:
 
 
 def backward_tile(q: Tensor, k: Tensor) -> Tile:
-    """What a program holds at a time on the way back: 2,048 elements by four warps."""
+    """What a program holds at a time on the way back: 1,024 elements by one warp."""
     per_head = triton.next_power_of_2(q.shape[3])
-    heads = min(16, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 2048 // per_head))
-    return Tile(max(1, min(16, 2048 // (heads * per_head))), heads, 4)
+    heads = min(8, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 1024 // per_head))
+    return Tile(max(1, min(16, 1024 // (heads * per_head))), heads, 1)
 
 
 def _steps(q: Tensor, tile: Tile) -> int:
     """Tiles that a program goes through on the way back: it writes its part of a weight's gradient once."""
-    return max(1, -(-q.shape[0] * q.shape[1] // (tile.tokens * GROUPS)))
+    tokens = q.shape[0] * q.shape[1]
+    return max(1, min(MOST_TOKENS, tokens // 400) // tile.tokens)
 
 
 def _launch(heads: tuple[Tensor, ...], partials: Tensor | None, norm: NormInputs, given: RopeInputs) -> None:
@@ -173,7 +174,8 @@ def _launch_first(
         "PLUS_ONE": norm.plus_one,
         **({"ROUNDED": rounded} if partials is None else {"WEIGHTS": partials.shape[0] > 0}),
         "LONG_INDEXING": is_long(tokens, *heads, given.cos, given.position_ids),
-        **({} if partials is None else {"STAGES": STAGES}),
+        "ONE_ROW": batch == 1,
+        **({} if partials is None else {"STAGES": STAGES, "GROUP": MOST_TOKENS}),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),

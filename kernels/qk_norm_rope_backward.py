@@ -190,7 +190,7 @@ def _tiles_back(
         c, s = load_rows(
             cos, sin, at, axes, flat, row, token, live, table_rows, sequences, search_steps,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, PLACE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+            HALF, PLACE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
         )
         sum_a, sum_b, sum_r = _heads_back(
             x, grad, out, wa, wb, wr, row, token, live, first_head, c, s, eps, sum_a, sum_b, sum_r,

@@ -75,31 +75,40 @@ def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_
         again(stream, partials.data_ptr(), grad_q.data_ptr(), grad_k.data_ptr(), q_rows, k_rows)
         return
     head_dim = partials.shape[1]
-    grid, changing = (2, -(-head_dim // 16), 1), (partials, grad_q, grad_k, q_rows, k_rows)
-    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 128, "BLOCK_D": 16}
-    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=4)
+    # All parts of a short row at once: a second load after a first is a microsecond.
+    grid, changing = (2, -(-head_dim // 8), 1), (partials, grad_q, grad_k, q_rows, k_rows)
+    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 1024, "BLOCK_D": 8}
+    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=8)
     if compiled is not None:
         _SUMS[key] = keep(compiled, grid, (*changing, *constants.values()), len(changing))
 
 
 def forward_tile(q: Tensor, k: Tensor) -> Tile:
-    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them."""
-    per_head = triton.next_power_of_2(q.shape[3])
-    heads = min(4, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 1024 // per_head))
-    return Tile(max(1, min(16, 1024 // (heads * per_head))), heads, 1)
+    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them.
+
+    Up to 4,096 tokens, which fill a device once or twice, 2,048 by four.
+    """
+    if q.shape[0] * q.shape[1] <= 4096:
+        return _tile(q, k, 2048, 16, 4)
+    return _tile(q, k, 1024, 8, 1)
 
 
 def backward_tile(q: Tensor, k: Tensor) -> Tile:
-    """What a program holds at a time on the way back: 1,024 elements by one warp."""
+    """What a program holds at a time on the way back: 1,024 elements by two warps."""
+    return _tile(q, k, 1024, 8, 2)
+
+
+def _tile(q: Tensor, k: Tensor, elements: int, heads: int, warps: int) -> Tile:
+    """So many elements in at most so many heads, then in several tokens."""
     per_head = triton.next_power_of_2(q.shape[3])
-    heads = min(8, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 1024 // per_head))
-    return Tile(max(1, min(16, 1024 // (heads * per_head))), heads, 1)
+    heads = min(heads, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, elements // per_head))
+    return Tile(max(1, min(16, elements // (heads * per_head))), heads, warps)
 
 
 def _steps(q: Tensor, tile: Tile) -> int:
     """Tiles that a program goes through on the way back: it writes its part of a weight's gradient once."""
     tokens = q.shape[0] * q.shape[1]
-    return max(1, min(MOST_TOKENS, tokens // 400) // tile.tokens)
+    return max(1, min(MOST_TOKENS, max(16, tokens // 256)) // tile.tokens)
 
 
 def _launch(heads: tuple[Tensor, ...], partials: Tensor | None, norm: NormInputs, given: RopeInputs) -> None:

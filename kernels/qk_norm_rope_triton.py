@@ -219,7 +219,7 @@ def norm_rope_kernel(
     c, s = load_rows(
         cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
         cos_b, cos_t, cos_d, position_a, position_b, position_t,
-        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
     )
     if block < Q_BLOCKS:
         _norm_turn_heads(

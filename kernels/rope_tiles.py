@@ -73,18 +73,20 @@ def load_rows(
     LONG_INDEXING: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
-    """cos and sin of the tokens, [tokens, 1, pairs] in float32; NaN for a position that the table lacks.
+    """cos and sin of the tokens, [tokens, 1 or HEADS, pairs] in float32; NaN for positions the table lacks.
 
     What is beyond the last token or pair is a number, so that what is multiplied by zero stays zero.
+    With HEADS above 1 each thread loads what its own heads meet, out of the cache: where a tile has fewer
+    threads than a row has pairs, handing rows round through shared memory costs more.
     """
     lane = tl.arange(0, BLOCK_HALF)
     inside = (lane < HALF)[None, :]
     if SOURCE == GATHERED:
         place = (row * cos_b + token * cos_t)[:, None]
-        known = live[:, None] & inside
-        c = tl.load(cos + place + (lane * cos_d)[None, :], mask=known, other=0.0).to(tl.float32)
-        s = tl.load(sin + place + (lane * cos_d)[None, :], mask=known, other=0.0).to(tl.float32)
+        found = live[:, None] & inside
+        missing = 0.0
     else:
         if AXES:
             axis = tl.load(axes + lane, mask=lane < HALF, other=0)
@@ -101,19 +103,28 @@ def load_rows(
             at = tl.where(live, token, 0)[:, None]
         # A position that the table lacks gives NaN, not what lies behind the table.
         found = inside & (at >= 0) & (at < table_rows)
+        missing = float("nan")
         if LONG_INDEXING:
             at = at.to(tl.int64)
         else:
             at = at.to(tl.int32)
         place = at * cos_t
-        c = tl.load(cos + place + (lane * cos_d)[None, :], mask=found, other=float("nan")).to(tl.float32)
-        s = tl.load(sin + place + (lane * cos_d)[None, :], mask=found, other=float("nan")).to(tl.float32)
-        if HALF < BLOCK_HALF:
-            c = tl.where(inside, c, 0.0)
-            s = tl.where(inside, s, 0.0)
+    place = place + (lane * cos_d)[None, :]
+    if HEADS > 1:
+        place = place[:, None, :] + (tl.arange(0, HEADS) * 0)[None, :, None]
+        found = found[:, None, :]
+        inside = inside[:, None, :]
+    c = tl.load(cos + place, mask=found, other=missing).to(tl.float32)
+    s = tl.load(sin + place, mask=found, other=missing).to(tl.float32)
+    if SOURCE != GATHERED and HALF < BLOCK_HALF:
+        c = tl.where(inside, c, 0.0)
+        s = tl.where(inside, s, 0.0)
     if INVERSE:
         s = -s
-    return c[:, None, :], s[:, None, :]
+    if HEADS == 1:
+        c = c[:, None, :]
+        s = s[:, None, :]
+    return c, s
 
 
 @triton.jit

@@ -75,7 +75,7 @@ def _turn_heads(
         c, s = load_rows(
             cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF, 1,
         )
     a, b = load_pairs(
         source, mask, x_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
@@ -84,7 +84,7 @@ def _turn_heads(
         c, s = load_rows(
             cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF, 1,
         )
     store_pairs(
         target, mask, y_d, a * c - b * s, b * c + a * s,

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .autograd import direct, once
 from .rope import runs_kernel
 from .short_attention_inputs import DTYPES, Options, Saved, check_inputs, options_of
 from .short_attention_ref import attend_ref, attend_ref_back
@@ -71,7 +71,7 @@ def attend(
         traced: Tensor = _traced(q, k, v, cos, sin, *flat, *options)[0]
         return traced
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out: Tensor = _ShortAttention.apply(q, k, v, work, cos, sin, options)  # type: ignore[no-untyped-call]
+        out: Tensor = _short_attention(q, k, v, work, cos, sin, options)
         return out
     return _forward(q, k, v, work, cos, sin, options, keep=False).out
 
@@ -148,11 +148,14 @@ class _ShortAttention(torch.autograd.Function):
         return saved.out
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *saved, v, cos, sin = ctx.saved_tensors
         grads = _backward(Saved(*saved), v, grad, ctx.work, cos, sin, ctx.options)
         return (*grads, None, None, None, None)
+
+
+_short_attention = direct(_ShortAttention)
 
 
 def _unflattened(flat: tuple[Any, ...]) -> tuple[WorkList, Options]:

@@ -20,7 +20,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -45,7 +47,7 @@ from training_clock import (
 )
 from training_graph import GraphTrainer, of_few_shapes
 from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
-from training_tables import FULL, PLAIN, SPEED, is_done
+from training_tables import EPOCH, EPOCH_USEFUL, FULL, PLAIN, SPEED, is_done
 
 WARM_UP = 2
 """Steps of a packed arm before the clock starts, after one with each shape of the packs AHEAD."""
@@ -126,6 +128,7 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         add("tokens an epoch", sum(len(ids) for ids, _ in every))
         if arm.is_padded:
             add("tokens a second, cold", cold.tokens / cold.seconds, "/s")
+            add_epoch(add, timed, batches)
         if ON_GPU:
             # What a graph works in is no tensor's.
             peak = torch.cuda.max_memory_reserved if is_static else torch.cuda.max_memory_allocated
@@ -166,6 +169,18 @@ def add_speed(add: Add, model: torch.nn.Module, timed: Timed) -> None:
     work = sum(operations(model, batch.lengths) for batch in timed.batches)
     add("MFU", work / timed.seconds / PEAK, "share")
     add("first loss", timed.first_loss)
+
+
+def add_epoch(add: Add, timed: Timed, batches: list[list[Sequence]]) -> None:
+    """All padded batches of the epoch, each as long as those of its shape took; if all shapes were timed."""
+    seconds: dict[tuple[int, ...], list[float]] = {}
+    for batch, took in zip(timed.batches, timed.steps, strict=True):
+        seconds.setdefault(batch.shape, []).append(took)
+    shapes = [(len(batch), max(len(ids) for ids, _ in batch)) for batch in batches]
+    if set(shapes) <= set(seconds):
+        tokens = sum(len(ids) for batch in batches for ids, _ in batch)
+        add(EPOCH, tokens / sum(statistics.fmean(seconds[shape]) for shape in shapes), "/s")
+        add(EPOCH_USEFUL, tokens / sum(math.prod(shape) for shape in shapes), "share")
 
 
 def add_host(add: Add, trainer: Trainer, short: Batch, timed: Timed) -> None:

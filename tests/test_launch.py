@@ -17,6 +17,15 @@ SIZES = [8, 8, 4, 4, 8, 8, 8]
 FIRST = (16, 32, 5, 1e-6, 7, 1)
 
 
+class Config(ctypes.Structure):
+    """CUlaunchConfig as cuda.h has it."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
 class StandIn:
     """A driver that reads what it is handed, as a device would."""
 
@@ -27,12 +36,11 @@ class StandIn:
     def sizes(self, function: int) -> list[int]:
         return self._sizes
 
-    def launch(self, function: Any, *rest: Any) -> int:
-        *shape, stream, places, extra = rest
-        assert extra is None
+    def launch(self, config: Any, function: Any, places: Any, extra: None) -> int:
+        how = Config.from_address(config.value)
+        assert (how.attributes, how.count, extra) == (None, 0, None)
         raw = [ctypes.string_at(places[i], size) for i, size in enumerate(self._sizes)]
-        numbers = [x.value for x in shape]
-        self.calls.append((function.value, numbers, stream.value, raw))
+        self.calls.append((function.value, [*how.grid, *how.block, how.shared], how.stream, raw))
         return self.result
 
 

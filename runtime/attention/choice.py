@@ -129,7 +129,7 @@ def choose(request: Request, backend: str = "auto") -> str:
 
 def _refusal(name: str, request: Request) -> str | None:
     """Why a backend cannot do a call."""
-    if not BACKENDS[name].capturable and is_captured(request.device):
+    if BACKENDS[name].captured == "never" and is_captured(request.device):
         return "it makes something of these boundaries, and a CUDA graph may be replayed over others"
     return BACKENDS[name].unavailable(request)
 

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from padless.runtime.attention.backend import (
     Backend,
+    Forward,
     Options,
     Request,
+    capture_of,
     cuda_refusal,
     import_refusal,
     is_captured,
@@ -48,21 +50,21 @@ def _unavailable(request: Request) -> str | None:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
+    return _prepare(q, k, boundaries, options)(q, k, v, boundaries, options)
+
+
+def _prepare(q: Tensor, k: Tensor, boundaries: Boundaries, options: Options) -> Forward:
     from padless.kernels.short_attention import attend
     from padless.kernels.short_attention_inputs import Options as Numbers
 
-    key = ("short", q.shape[1:], k.shape[1], q.device, _capture(q.device))
+    key = ("short", q.shape[1:], k.shape[1], q.device, capture_of(q.device))
     work = boundaries.made(key, lambda: _listed(q, k, boundaries))
-    return attend(q, k, v, work, None, None, Numbers(options.scale, options.window, options.softcap))
+    numbers = Numbers(options.scale, options.window, options.softcap)
 
+    def forward(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+        return attend(q, k, v, work, None, None, numbers)
 
-def _capture(device: torch.device) -> int | None:
-    """The number of the CUDA graph that is being captured, which lists the tiles anew at each replay."""
-    if not is_captured(device):
-        return None
-    from padless.kernels.capture import capture_number
-
-    return capture_number()
+    return forward
 
 
 def _listed(q: Tensor, k: Tensor, boundaries: Boundaries) -> WorkList:
@@ -77,4 +79,6 @@ def _listed(q: Tensor, k: Tensor, boundaries: Boundaries) -> WorkList:
     return (work.pin_memory() if q.is_cuda else work).to(q.device)
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False)
+BACKEND = Backend(
+    unavailable=_unavailable, forward=_forward, prepare=_prepare, traceable=False, captured="anew"
+)

@@ -23,6 +23,7 @@ from padless.runtime.attention import (  # noqa: E402
     choose,
     choose_parts,
 )
+from padless.runtime.attention import backend as attention_backend  # noqa: E402
 from padless.runtime.attention import short as short  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
 from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
@@ -129,7 +130,8 @@ def capture(device: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Cal
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: number is not None)
         monkeypatch.setattr(kernels_capture, "tells_captures", lambda: True)
         monkeypatch.setattr(kernels_capture, "capture_number", lambda: number)
-        monkeypatch.setattr(short, "is_captured", lambda device: number is not None)
+        for module in (short, attention_backend):
+            monkeypatch.setattr(module, "is_captured", lambda device: number is not None)
 
     return begin
 

@@ -15,16 +15,16 @@ from attending import attend_slowly, bounds_of, pretend  # noqa: E402
 from padless.kernels import capture as kernels_capture  # noqa: E402
 from padless.kernels import short_attention_work  # noqa: E402
 from padless.kernels.short_attention_work import work_list_on_device  # noqa: E402
-from padless.runtime.attention import (  # noqa: E402  # noqa: E402
+from padless.runtime.attention import (  # noqa: E402
     BACKENDS,
     Options,
     Request,
-    backend,
     boundaries_of,
     choose,
     choose_parts,
-    short,
 )
+from padless.runtime.attention import backend as attention_backend  # noqa: E402
+from padless.runtime.attention import short as short  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
 from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
 
@@ -130,7 +130,7 @@ def capture(device: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Cal
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: number is not None)
         monkeypatch.setattr(kernels_capture, "tells_captures", lambda: True)
         monkeypatch.setattr(kernels_capture, "capture_number", lambda: number)
-        for module in (backend, short):
+        for module in (short, attention_backend):
             monkeypatch.setattr(module, "is_captured", lambda device: number is not None)
 
     return begin

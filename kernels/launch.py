@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any
 
 Again = Callable[..., None]
-"""(stream, *changing, programs=...): the kernel once more, with other pointers and numbers in front.
+"""((stream, *changing), programs=...): the kernel once more, with other pointers and numbers in front.
 
 `programs`: the grid's first axis, where it is another than before.
 """
@@ -39,7 +39,8 @@ def _by_triton(kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...]) -
     run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
     known, *others = grid
 
-    def again(stream: int, *changing: float, programs: int = known) -> None:
+    def again(values: tuple[float, ...], programs: int = known) -> None:
+        stream, *changing = values
         run(programs, *others, stream, function, metadata, None, None, None, *changing, *rest)
 
     return again
@@ -134,12 +135,12 @@ def _by_driver(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ..
     width, known = ctypes.c_uint.from_buffer(block), grid[0]
     triton_again = _by_triton(kernel, grid, arguments[changing:])
 
-    def again(stream: int, *values: float, programs: int = known) -> None:
+    def again(values: tuple[float, ...], programs: int = known) -> None:
         with lock:  # the driver reads the block before it returns
             width.value = programs
-            write(block, _STREAM, stream, *values)
+            write(block, _STREAM, *values)
             failed = launch(config, function, places, None)
         if failed:  # a thread without a context, say: Triton's launcher makes one, or names the error
-            triton_again(stream, *values, programs=programs)
+            triton_again(values, programs)
 
     return again

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_
     again = _SUMS.get(key)
     if again is not None:
         stream = torch._C._cuda_getCurrentRawStream(partials.get_device())
-        again(stream, partials.data_ptr(), grad_q.data_ptr(), grad_k.data_ptr(), q_rows, k_rows)
+        again((stream, partials.data_ptr(), grad_q.data_ptr(), grad_k.data_ptr(), q_rows, k_rows))
         return
     head_dim = partials.shape[1]
     grid, changing = (2, -(-head_dim // 16), 1), (partials, grad_q, grad_k, q_rows, k_rows)
@@ -139,27 +140,24 @@ def _launch(
         at_cos if axes is None else axes.data_ptr(),
     )  # fmt: skip
     own = (*heads, q_weight, k_weight) if partials is None else (*heads, partials, q_weight, k_weight)
-    pointers = (*[x.data_ptr() for x in own], *tables)
-    unaligned = 0
-    for address in pointers:
-        unaligned |= address
+    pointers = [*[x.data_ptr() for x in own], *tables]
     key = (
-        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device,
+        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, device, k.get_device(),
         kind_of(given, tables), *[x.stride() for x in others], None if parts is None else parts.q_rows > 0,
-        plus_one, q_weight.shape, q_weight.dtype, q_weight.device, q_weight.stride(),
-        k_weight.shape, k_weight.dtype, k_weight.device, k_weight.stride(),
-        alignment(*pointers) if unaligned & 15 else None,
+        plus_one, q_weight.shape, q_weight.dtype, q_weight.get_device(), q_weight.stride(),
+        k_weight.shape, k_weight.dtype, k_weight.get_device(), k_weight.stride(),
+        alignment(*pointers) if reduce(or_, pointers) & 15 else None,
     )  # fmt: skip
     launch = _LAUNCHES.get(key)
     sequences = 0 if bounds is None else bounds.shape[0] - 1
     if launch is not None and (bounds is None or sequences > 0):
-        again, tokens, length, table_rows, _ = launch
-        steps = () if parts is None else parts[:1]
-        again(
+        again, tokens, length, table_rows, _, _ = launch
+        again((
             torch._C._cuda_getCurrentRawStream(device), *pointers, tokens, length,
-            table_rows, sequences, sequences.bit_length() + 1, eps, *steps,
-        )  # fmt: skip
+            table_rows, sequences, sequences.bit_length() + 1, eps, *(() if parts is None else parts[:1]),
+        ))  # fmt: skip
         return
+    given = given.settled()
     check_inputs(q, k, given)
     check_norm(q, norm)
     check_types(q, given)
@@ -224,4 +222,4 @@ def _launch_first(
     if len(_LAUNCHES) >= MAX_KEPT:
         _LAUNCHES.clear()
     again = keep(compiled, grid, (*changing, *strides, *constants.values()), len(changing))
-    _LAUNCHES[key] = Launch(again, tokens, length, given.cos.shape[0], 0)
+    _LAUNCHES[key] = Launch(again, tokens, length, given.cos.shape[0], 0, set())

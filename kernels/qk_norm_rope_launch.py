@@ -31,10 +31,12 @@ from .rope_launch import (
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}
 _SUMS: dict[tuple[Any, ...], Again] = {}
-GROUPS = 256
-"""Groups of tokens on the way back, about: with their head blocks enough programs for any device."""
+SHORT = 4096
+"""Tokens up to which there are few programs for a device, and other tiles are quicker."""
+GROUP = 64
+"""Tokens that a program takes on the way back at most."""
 STAGES = 3
-"""Tiles on their way from memory while one is computed."""
+"""Tiles on their way from memory while one is computed, where there are few programs."""
 
 
 class Parts(NamedTuple):
@@ -86,25 +88,34 @@ def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_
         again((stream, partials.data_ptr(), grad_q.data_ptr(), grad_k.data_ptr(), q_rows, k_rows))
         return
     head_dim = partials.shape[1]
-    grid, changing = (2, -(-head_dim // 16), 1), (partials, grad_q, grad_k, q_rows, k_rows)
-    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 128, "BLOCK_D": 16}
-    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=4)
+    # All parts of a short row at once: a second load after a first is a microsecond.
+    grid, changing = (2, -(-head_dim // 8), 1), (partials, grad_q, grad_k, q_rows, k_rows)
+    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 1024, "BLOCK_D": 8}
+    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=8)
     if compiled is not None:
         _SUMS[key] = keep(compiled, grid, (*changing, *constants.values()), len(changing))
 
 
-def forward_tile(q: Tensor, k: Tensor) -> Tile:
-    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them."""
-    per_head = triton.next_power_of_2(q.shape[3])
-    heads = min(4, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 1024 // per_head))
-    return Tile(max(1, min(16, 1024 // (heads * per_head))), heads, 1)
+def forward_tile(tokens: int, q_heads: int, k_heads: int, head_dim: int) -> Tile:
+    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them.
+
+    Short rows fill a device once or twice; there 2,048 by four.
+    """
+    if tokens <= SHORT:
+        return _tile(q_heads, k_heads, head_dim, 2048, 16, 4)
+    return _tile(q_heads, k_heads, head_dim, 1024, 8, 1)
 
 
 def backward_tile(q_heads: int, k_heads: int, head_dim: int) -> Tile:
-    """What a program holds at a time on the way back: 2,048 elements by four warps."""
+    """What a program holds at a time on the way back: 1,024 elements by two warps."""
+    return _tile(q_heads, k_heads, head_dim, 1024, 8, 2)
+
+
+def _tile(q_heads: int, k_heads: int, head_dim: int, elements: int, heads: int, warps: int) -> Tile:
+    """So many elements in at most so many heads, then in several tokens."""
     per_head = triton.next_power_of_2(head_dim)
-    heads = min(16, triton.next_power_of_2(max(q_heads, k_heads)), max(1, 2048 // per_head))
-    return Tile(max(1, min(16, 2048 // (heads * per_head))), heads, 4)
+    heads = min(heads, triton.next_power_of_2(max(q_heads, k_heads)), max(1, elements // per_head))
+    return Tile(max(1, min(16, elements // (heads * per_head))), heads, warps)
 
 
 @lru_cache(MAX_KEPT)
@@ -113,7 +124,7 @@ def parts_of(shape: tuple[int, int, int, int], k_heads: int, weights: bool) -> P
     batch, length, q_heads, head_dim = shape
     tokens = batch * length
     tile = backward_tile(q_heads, k_heads, head_dim)
-    steps = max(1, -(-tokens // (tile.tokens * GROUPS)))
+    steps = max(1, min(GROUP, max(16, tokens // 256)) // tile.tokens)
     groups = -(-tokens // (tile.tokens * steps)) if weights else 0
     return Parts(steps, *(groups * -(-heads // tile.heads) for heads in (q_heads, k_heads)))
 
@@ -188,7 +199,7 @@ def _launch_first(
     half = given.turned // 2
     kernel: Any
     if parts is None:
-        kernel, tile, steps = norm_rope_kernel, forward_tile(q, k), 1
+        kernel, tile, steps = norm_rope_kernel, forward_tile(tokens, q_heads, k_heads, head_dim), 1
         rounded = norm.plus_one or torch.promote_types(norm.q_weight.dtype, q.dtype) == q.dtype
     else:
         kernel, tile = norm_rope_backward_kernel, backward_tile(q_heads, k_heads, head_dim)
@@ -206,7 +217,8 @@ def _launch_first(
         "PLUS_ONE": norm.plus_one,
         **({"ROUNDED": rounded} if parts is None else {"WEIGHTS": parts.q_rows > 0}),
         "LONG_INDEXING": is_long(tokens, *heads, given.cos, given.position_ids),
-        **({} if parts is None else {"STAGES": STAGES}),
+        "ONE_ROW": batch == 1,
+        **({} if parts is None else {"STAGES": STAGES if tokens <= SHORT else 1, "GROUP": GROUP}),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),

@@ -243,6 +243,7 @@ def _launch_first(
         "INVERSE": inverse,
         "IN_PLACE": in_place,
         "LONG_INDEXING": is_long(tokens, q, k, new_q, new_k, cos, ids),
+        "ONE_ROW": batch == 1,
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),

@@ -26,12 +26,13 @@ variants = (0, False, False), (2, True, True), (3, False, True)
 for kernel, own, some in (
     (rope_kernel, dict(INVERSE=False, IN_PLACE=False), variants),
     (norm_rope_kernel, dict(PLUS_ONE=False, ROUNDED=True), variants[1:2]),
-    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True, STAGES=3), variants[1:]),
+    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True, STAGES=3, GROUP=64), variants[1:]),
 ):
     for source, interleaved, long_indexing in some:
         constants = dict(
             Q_HEADS=14, K_HEADS=2, HALF=32, HEAD_DIM=80, SOURCE=source, AXES=False, INTERLEAVED=interleaved,
-            LONG_INDEXING=long_indexing, BLOCK_T=4, BLOCK_H=8, BLOCK_HALF=32, BLOCK_REST=16, **own,
+            LONG_INDEXING=long_indexing, ONE_ROW=not interleaved, BLOCK_T=4, BLOCK_H=8, BLOCK_HALF=32,
+            BLOCK_REST=16, **own,
         )
         pointers = {
             **dict.fromkeys(("q", "k", "new_q", "new_k", "grad_q", "grad_k"), f"*{dtype}"),

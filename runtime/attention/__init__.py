@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from padless.runtime.attention.backend import Forward, Options, Request
+from padless.runtime.attention.backend import Forward, Options, Request, capture_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.choice import AUTO, BACKENDS, Choice, choose, choose_parts, request_of
 from padless.runtime.attention.inputs import check_inputs
@@ -95,9 +95,9 @@ def attend(
         q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
     )  # fmt: skip
     call: _Call | None = boundaries.calls.get(key)
-    if call is None or not call.recordable:  # looks whether a graph is being captured only where that counts
-        if q.is_cuda and torch.cuda.is_current_stream_capturing():
-            key = (*key, "captured")
+    if call is None or not call.alike:  # looks whether a graph is being captured only where that counts
+        if (capture := capture_of(q.device)) is not None:
+            key = (*key, capture)
             call = boundaries.calls.get(key)
         if call is None:
             call = boundaries.calls[key] = _checked(q, k, v, boundaries, options, backend)
@@ -108,8 +108,8 @@ class _Call(NamedTuple):
     """What does a call of attention, and all calls alike."""
 
     forward: Forward
-    recordable: bool = True
-    """Whether a CUDA graph may hold it."""
+    alike: bool = True
+    """Whether a CUDA graph holds the same."""
 
 
 def _checked(
@@ -123,11 +123,12 @@ def _checked(
     parts = choose_parts(request, boundaries) if backend == "auto" else []
     if len(parts) > 1:
         forwards = [(part, BACKENDS[name].prepared(q, k, part, options)) for part, name in parts]
-        return _Call(partial(attend_in_parts, forwards), all(BACKENDS[name].recordable for _, name in parts))
+        alike = all(BACKENDS[name].captured == "alike" for _, name in parts)
+        return _Call(partial(attend_in_parts, forwards), alike)
     name = choose(request, backend)
     chosen = BACKENDS[name]
     if not torch.compiler.is_compiling():
-        return _Call(chosen.prepared(q, k, boundaries, options), chosen.recordable)
+        return _Call(chosen.prepared(q, k, boundaries, options), chosen.captured == "alike")
     return _Call(chosen.forward if chosen.traceable else partial(forward_opaque, name))
 
 

@@ -23,9 +23,8 @@ def capture_number() -> int | None:
         return None
     status, number = ctypes.c_int(), ctypes.c_uint64()
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    failed = _ask()(stream, ctypes.byref(status), ctypes.byref(number), None, None, None)
-    if failed:
-        raise OSError(f"cuStreamGetCaptureInfo_v2 failed with {failed}")
+    if failed := _ask()(stream, ctypes.byref(status), ctypes.byref(number)):
+        raise OSError(f"cuStreamGetCaptureInfo failed with {failed}")
     return number.value
 
 
@@ -40,5 +39,9 @@ def tells_captures() -> bool:
 
 @cache
 def _ask() -> Any:
-    """https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html, version 2 (since CUDA 11.3)."""
-    return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    """The first version (CUDA 10.1), by its name in the library: those after it also give the nodes that
+    are waited for, and refuse to where one was launched before its forerunner ended (CUDA_ERROR_LOSSY_QUERY).
+
+    https://docs.nvidia.com/cuda/archive/10.2/cuda-driver-api/group__CUDA__STREAM.html
+    """
+    return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo

@@ -24,6 +24,7 @@ from .rope_launch import (
     Tile,
     alignment,
     check_types,
+    early,
     is_long,
     kind_of,
     source_of,
@@ -85,13 +86,14 @@ def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_
     again = _SUMS.get(key)
     if again is not None:
         stream = torch._C._cuda_getCurrentRawStream(partials.get_device())
-        again((stream, partials.data_ptr(), grad_q.data_ptr(), grad_k.data_ptr(), q_rows, k_rows))
+        again(stream, partials.data_ptr(), grad_q.data_ptr(), grad_k.data_ptr(), q_rows, k_rows)
         return
     head_dim = partials.shape[1]
     # All parts of a short row at once: a second load after a first is a microsecond.
     grid, changing = (2, -(-head_dim // 8), 1), (partials, grad_q, grad_k, q_rows, k_rows)
-    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 1024, "BLOCK_D": 8}
-    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=8)
+    soon = early(partials)
+    constants = {"HEAD_DIM": head_dim, "EARLY": bool(soon), "BLOCK_ROWS": 1024, "BLOCK_D": 8}
+    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=8, **soon)
     if compiled is not None:
         _SUMS[key] = keep(compiled, grid, (*changing, *constants.values()), len(changing))
 
@@ -163,10 +165,11 @@ def _launch(
     sequences = 0 if bounds is None else bounds.shape[0] - 1
     if launch is not None and (bounds is None or sequences > 0):
         again, tokens, length, table_rows, _, _ = launch
-        again((
+        steps = () if parts is None else parts[:1]
+        again(
             torch._C._cuda_getCurrentRawStream(device), *pointers, tokens, length,
-            table_rows, sequences, sequences.bit_length() + 1, eps, *(() if parts is None else parts[:1]),
-        ))  # fmt: skip
+            table_rows, sequences, sequences.bit_length() + 1, eps, *steps,
+        )  # fmt: skip
         return
     given = given.settled()
     check_inputs(q, k, given)
@@ -196,7 +199,7 @@ def _launch_first(
     if tokens == 0 or head_dim == 0:
         return
     source, row_strides = source_of(given)
-    half = given.turned // 2
+    half, soon = given.turned // 2, early(q)
     kernel: Any
     if parts is None:
         kernel, tile, steps = norm_rope_kernel, forward_tile(tokens, q_heads, k_heads, head_dim), 1
@@ -218,6 +221,7 @@ def _launch_first(
         **({"ROUNDED": rounded} if parts is None else {"WEIGHTS": parts.q_rows > 0}),
         "LONG_INDEXING": is_long(tokens, *heads, given.cos, given.position_ids),
         "ONE_ROW": batch == 1,
+        "EARLY": bool(soon),
         **({} if parts is None else {"STAGES": STAGES if tokens <= SHORT else 1, "GROUP": GROUP}),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
@@ -228,7 +232,9 @@ def _launch_first(
     # On the way there the kernel rounds as PyTorch does, without fused multiply-add.
     fused = parts is not None
     changing = (*tensors, tokens, length, *scalars)
-    compiled = kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=fused)
+    compiled = kernel[grid](
+        *changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=fused, **soon
+    )
     if compiled is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:

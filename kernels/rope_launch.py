@@ -173,11 +173,11 @@ def rotate(
     # Only neighbours in memory can overlap, and those of a fused projection always lie alike.
     if in_place and -reach < apart < reach and apart not in known:
         check_apart(q, k)
+        if len(known) >= MAX_KEPT:
+            known.clear()
         known.add(apart)
-    again((
-        torch._C._cuda_getCurrentRawStream(device), *pointers, tokens, length, table_rows,
-        sequences, sequences.bit_length() + 1,
-    ))  # fmt: skip
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    again(stream, *pointers, tokens, length, table_rows, sequences, sequences.bit_length() + 1)
 
 
 def check_types(q: Tensor, given: RopeInputs) -> None:
@@ -202,6 +202,12 @@ def source_of(given: RopeInputs) -> tuple[int, tuple[int, ...]]:
             *table, ids.stride(0) if axes is not None else 0, per_row, ids.stride(-1),
         )  # fmt: skip
     return (INDEX if given.cu_seqlens is None else CU_SEQLENS).value, (*table, 0, 0, 0)
+
+
+def early(q: Tensor) -> dict[str, bool]:
+    """What Triton's launch is told where q's device can start a kernel before the last one has ended."""
+    able = q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device) >= (9, 0)
+    return {"launch_pdl": True} if able else {}
 
 
 def is_long(tokens: int, *touched: Tensor | None) -> bool:
@@ -231,7 +237,7 @@ def _launch_first(
     tile = tile_for(q_heads, k_heads, head_dim, tokens)
     blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
     grid = (-(-tokens // tile.tokens) * blocks, 1, 1)
-    half = given.turned // 2
+    half, soon = given.turned // 2, early(q)
     constants = {
         "Q_HEADS": q_heads,
         "K_HEADS": k_heads,
@@ -244,6 +250,7 @@ def _launch_first(
         "IN_PLACE": in_place,
         "LONG_INDEXING": is_long(tokens, q, k, new_q, new_k, cos, ids),
         "ONE_ROW": batch == 1,
+        "EARLY": bool(soon),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),
@@ -256,7 +263,9 @@ def _launch_first(
         q, k, new_q, new_k, cos, sin, positions, axes if axes is not None else cos,
         tokens, length, cos.shape[0], sequences, sequences.bit_length() + 1,
     )  # fmt: skip
-    kernel = rope_kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=False)
+    kernel = rope_kernel[grid](
+        *changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=False, **soon
+    )
     if kernel is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:

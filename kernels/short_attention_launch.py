@@ -115,7 +115,7 @@ def _launch(
     again = _LAUNCHES.get(key)
     if again is not None:
         stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
-        again((stream, *pointers, *counts), programs)
+        again(stream, *pointers, *counts, programs=programs)
         return
     kernel, scalars, integers, constants, shape = first()
     changing = (*tensors, *counts)

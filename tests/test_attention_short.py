@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from padless.runtime.attention import (  # noqa: E402
     choose,
     choose_parts,
 )
+from padless.runtime.attention import backend as attention_backend  # noqa: E402
 from padless.runtime.attention import short as short  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
 from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
@@ -129,7 +131,8 @@ def capture(device: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Cal
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: number is not None)
         monkeypatch.setattr(kernels_capture, "tells_captures", lambda: True)
         monkeypatch.setattr(kernels_capture, "capture_number", lambda: number)
-        monkeypatch.setattr(short, "is_captured", lambda device: number is not None)
+        for module in (short, attention_backend):
+            monkeypatch.setattr(module, "is_captured", lambda device: number is not None)
 
     return begin
 
@@ -196,3 +199,24 @@ def test_what_it_cannot_do_goes_to_a_library(device: Callable[..., None], change
     assert choose(request(**changed)) != "short"
     with pytest.raises(BackendError, match="'short' cannot do this"):
         choose(request(**changed), "short")
+
+
+def test_the_driver_is_asked_for_the_number_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a stand-in that answers as the driver does: stream, status and number by reference."""
+    asked: list[int] = []
+
+    def tell(stream: Any, status: Any, number: Any) -> int:
+        asked.append(stream.value)
+        status._obj.value, number._obj.value = 1, 2**40 + 3
+        return failed
+
+    failed = 0
+    monkeypatch.setattr(kernels_capture, "_ask", lambda: tell)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=2**45))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert kernels_capture.capture_number() is None and not asked
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert kernels_capture.capture_number() == 2**40 + 3 and asked == [2**45]
+    failed = 901
+    with pytest.raises(OSError, match="failed with 901"):
+        kernels_capture.capture_number()

@@ -176,7 +176,7 @@ def assemble(
         extras = {name: column[kept] for name, column in extras.items()}
         segments = renumbered(segments, np.where(kept, np.cumsum(kept) - 1, -1))
     elements = Elements.lay(segments, len(lengths))
-    found = SplitLines(lengths, elements.elements, ids, len(kept), 0, [], extras=extras)
+    found = SplitLines(lengths, elements.places, ids, len(kept), 0, [], extras=extras)
     account.empty_replies = empty_replies  # none of them was dropped: that is refused
     account.enter(found)
     return found, FolderGather(elements, lengths, ids, targets, extras), table

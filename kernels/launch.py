@@ -53,7 +53,7 @@ class Driver:
     """The two calls of the CUDA driver that are needed."""
 
     def __init__(self, library: Any) -> None:
-        self.launch = library.cuLaunchKernel
+        self.launch = library.cuLaunchKernelEx
         self._info = library.cuFuncGetParamInfo
 
     def sizes(self, function: int) -> list[int]:
@@ -74,6 +74,14 @@ def driver() -> Driver:
     except OSError as error:
         raise AttributeError(str(error)) from error
 
+
+_CONFIG = struct.Struct("<7I4xQQI4x")
+"""CUlaunchConfig in cuda.h: grid, block, bytes of shared memory, stream, attributes and how many."""
+_STREAM = 32
+"""Where the stream lies in it."""
+
+_EARLY = struct.pack("<i4xi60x", 6, 1)
+"""CUlaunchAttribute: programmatic stream serialization, allowed; the kernel waits (rope_tiles.begin)."""
 
 _SIZES = {"i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8}
 """Bytes of the numbers that our kernels take; pointers have eight."""
@@ -99,7 +107,6 @@ def _by_driver(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ..
         metadata.target.backend != "cuda"
         or metadata.num_ctas != 1
         or metadata.launch_cooperative_grid
-        or metadata.launch_pdl
         or metadata.global_scratch_size
         or metadata.profile_scratch_size
     ):
@@ -111,27 +118,30 @@ def _by_driver(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ..
     sizes = [_SIZES.get(kind, 8) for _, kind, _ in taken] + [8, 8]
     if driver().sizes(kernel.function) != sizes:
         raise _Unlike
-    # Eight bytes each, whatever the type: the driver takes as many as it needs from the lower end.
-    slots = ctypes.create_string_buffer(8 * len(sizes))
+    # In one buffer, so that one call writes it: how to launch, then the arguments, eight bytes each whatever
+    # the type: the driver takes as many as it needs from the lower end. The attribute comes last.
+    block = ctypes.create_string_buffer(bytes(_CONFIG.size + 8 * len(sizes)) + _EARLY)
+    _CONFIG.pack_into(block, 0, *grid, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
     for at, (_, kind, value) in enumerate(taken[changing:], start=changing):
-        struct.pack_into("<f4x" if kind == "fp32" else "<q", slots, 8 * at, value)
-    base = ctypes.addressof(slots)
-    places = (ctypes.c_void_p * len(sizes))(*range(base, base + 8 * len(sizes), 8))
-    front = struct.Struct("<" + "".join(
+        struct.pack_into("<f4x" if kind == "fp32" else "<q", block, _CONFIG.size + 8 * at, value)
+    base = ctypes.addressof(block)
+    first = base + _CONFIG.size
+    places = (ctypes.c_void_p * len(sizes))(*range(first, first + 8 * len(sizes), 8))
+    attributes, count = (first + 8 * len(sizes), 1) if metadata.launch_pdl else (0, 0)
+    # From the stream on: attributes lie between it and the arguments.
+    front = struct.Struct("<QQI4x" + "".join(
         "Q" if kind.startswith("*") else "f4x" if kind == "fp32" else "q" for _, kind, _ in taken[:changing]
     ))  # fmt: skip
     write, launch, lock = front.pack_into, driver().launch, Lock()
-    function = ctypes.c_void_p(kernel.function)
-    known = grid[0]
-    first, *shape = (ctypes.c_uint(x) for x in (*grid, 32 * metadata.num_warps, 1, 1, metadata.shared))
+    config, function = ctypes.c_void_p(base), ctypes.c_void_p(kernel.function)
+    width, known = ctypes.c_uint.from_buffer(block), grid[0]
     triton_again = _by_triton(kernel, grid, arguments[changing:])
-    address, count = ctypes.c_void_p, ctypes.c_uint
 
     def again(stream: int, *values: float, programs: int = known) -> None:
-        width = first if programs == known else count(programs)
-        with lock:  # the driver reads the slots before it returns
-            write(slots, 0, *values)
-            failed = launch(function, width, *shape, address(stream), places, None)
+        with lock:  # the driver reads the block before it returns
+            width.value = programs
+            write(block, _STREAM, stream, attributes, count, *values)
+            failed = launch(config, function, places, None)
         if failed:  # a thread without a context, say: Triton's launcher makes one, or names the error
             triton_again(stream, *values, programs=programs)
 

@@ -10,12 +10,14 @@ on a device. Where there is no Triton kernel to run the reference computes the s
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .autograd import direct, once
 from .qk_norm_rope_ref import NormInputs, check_norm, norm_rotate_ref, norm_rotate_ref_back
 from .rope import lying_like, runs_kernel
 from .rope_inputs import RopeInputs, check_inputs, check_length
@@ -69,17 +71,24 @@ def _apply(q: Tensor, k: Tensor, norm: NormInputs, given: RopeInputs) -> tuple[T
     if torch.is_grad_enabled() and any(x.requires_grad for x in wanted):
         if given.cos.requires_grad or given.sin.requires_grad:
             raise ValueError("cos and sin require grad, and rotary tables get none here; detach them")
-        out: tuple[Tensor, Tensor] = _NormRotateQK.apply(*wanted, norm[2:], given)  # type: ignore[no-untyped-call]
+        out: tuple[Tensor, Tensor] = _norm_rotate_qk(*wanted, norm[2:], given)
         return out
     return _forward(q, k, norm, given)
+
+
+@cache
+def _kernels() -> ModuleType:
+    """What launches the kernels; Triton is imported when one is first needed."""
+    from . import qk_norm_rope_launch
+
+    return qk_norm_rope_launch
 
 
 def _forward(q: Tensor, k: Tensor, norm: NormInputs, given: RopeInputs) -> tuple[Tensor, Tensor]:
     """Without autograd's knowledge: by the kernel where it runs, else by the reference."""
     if runs_kernel(q):
-        from .qk_norm_rope_launch import norm_rotate
-
-        return norm_rotate(q, k, norm, given)
+        turned: tuple[Tensor, Tensor] = _kernels().norm_rotate(q, k, norm, given)
+        return turned
     check_inputs(q, k, given)
     check_norm(q, norm)
     return norm_rotate_ref(q, k, norm, given)
@@ -89,9 +98,8 @@ def _backward(
     q: Tensor, k: Tensor, grad_q: Tensor, grad_k: Tensor, norm: NormInputs, given: RopeInputs, weights: bool
 ) -> Gradients:
     if runs_kernel(q):
-        from .qk_norm_rope_launch import norm_rotate_back
-
-        return norm_rotate_back(q, k, grad_q, grad_k, norm, given, weights)
+        grads: Gradients = _kernels().norm_rotate_back(q, k, grad_q, grad_k, norm, given, weights)
+        return grads
     return norm_rotate_ref_back(q, k, grad_q, grad_k, norm, given)
 
 
@@ -113,13 +121,16 @@ class _NormRotateQK(torch.autograd.Function):
         return _forward(q, k, NormInputs(q_weight, k_weight, *rest), given)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
         q, k, q_weight, k_weight, *tensors = ctx.saved_tensors
         norm = NormInputs(q_weight, k_weight, *ctx.rest)
         weights = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         given = RopeInputs(*tensors, *ctx.given)
         return (*_backward(q, k, grad_q, grad_k, norm, given, weights), None, None)
+
+
+_norm_rotate_qk = direct(_NormRotateQK)
 
 
 @torch.library.custom_op("padless::qk_norm_rope", mutates_args=())

@@ -16,8 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .qk_norm_rope_triton import lanes, load_rest, load_weight, normed, store_rest, total
-from .rope_tiles import load_pairs, load_rows, store_pairs
+from .qk_norm_rope_triton import lanes, load_rest, load_weight, store_rest, total
+from .rope_tiles import CU_SEQLENS, PLACED, begin, load_pairs, load_rows, places_of, split, store_pairs
 
 
 @triton.jit
@@ -63,7 +63,6 @@ def _heads_back(
     BLOCK_REST: tl.constexpr,
 ):
     """A tile's gradient to out; the sums [tokens, heads, lanes] of the weight's gradient, with it added."""
-    dtype: tl.constexpr = x.dtype.element_ty
     head = first_head + tl.arange(0, BLOCK_H)
     mask = live[:, None, None] & (head < HEADS)[None, :, None]
     if LONG_INDEXING:
@@ -79,40 +78,38 @@ def _heads_back(
         coming, mask, g_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
     # fmt: on
-    # Turned back. Lanes without a pair have NaN for a cosine, and are added up below.
-    inside = mask & (tl.arange(0, BLOCK_HALF) < HALF)[None, None, :]
-    da = tl.where(inside, ga * cos + gb * sin, 0.0)
-    db = tl.where(inside, gb * cos - ga * sin, 0.0)
     squares = total(a * a + b * b, 2)
     if 2 * HALF < HEAD_DIM:
         r = load_rest(source, mask, x_d, HALF, HEAD_DIM, BLOCK_REST)
         dr = load_rest(coming, mask, g_d, HALF, HEAD_DIM, BLOCK_REST)
         squares += total(r * r, 2)
-    scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, :, None]
+    # 0 where there is no head: its inverse may be infinite.
+    scale = tl.where(mask, tl.rsqrt(squares / HEAD_DIM + eps)[:, :, None], 0.0)
+    # With n = x scale and y = n w, of dy turned back: t = scale dy, u = w t;
+    # dw is the sum of x t, and dx = u - x scale^2 mean(x u).
+    ta = (ga * cos + gb * sin) * scale
+    tb = (gb * cos - ga * sin) * scale
     if WEIGHTS:
-        sum_a += da * normed(a, scale, dtype, PLUS_ONE)
-        sum_b += db * normed(b, scale, dtype, PLUS_ONE)
-        if 2 * HALF < HEAD_DIM:
-            sum_r += dr * normed(r, scale, dtype, PLUS_ONE)
-    # n = x * scale; d n = weight * d; d x = scale * (d n - n * mean(n * d n)).
-    a *= scale
-    b *= scale
-    da *= wa
-    db *= wb
-    along = total(a * da + b * db, 2)
+        sum_a += ta * a
+        sum_b += tb * b
+    ta *= wa
+    tb *= wb
+    along = total(a * ta + b * tb, 2)
     if 2 * HALF < HEAD_DIM:
-        r *= scale
-        dr *= wr
-        along += total(r * dr, 2)
-    along = (along / HEAD_DIM)[:, :, None]
+        tr = dr * scale
+        if WEIGHTS:
+            sum_r += tr * r
+        tr *= wr
+        along += total(r * tr, 2)
+    along = along[:, :, None] * (scale * scale / HEAD_DIM)
     # fmt: off
     store_pairs(
-        target, mask, o_d, scale * (da - a * along), scale * (db - b * along),
+        target, mask, o_d, ta - a * along, tb - b * along,
         HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
     # fmt: on
     if 2 * HALF < HEAD_DIM:
-        store_rest(target, mask, o_d, scale * (dr - r * along), HALF, HEAD_DIM, BLOCK_REST)
+        store_rest(target, mask, o_d, tr - r * along, HALF, HEAD_DIM, BLOCK_REST)
     return sum_a, sum_b, sum_r
 
 
@@ -163,7 +160,9 @@ def _tiles_back(
     PLUS_ONE: tl.constexpr,
     WEIGHTS: tl.constexpr,
     LONG_INDEXING: tl.constexpr,
+    ONE_ROW: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -174,19 +173,24 @@ def _tiles_back(
     sum_b = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
     sum_r = tl.full((BLOCK_T, BLOCK_H, BLOCK_REST), 0.0, tl.float32)
     wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
+    # Before the loop, which would load nothing ahead of a search in it.
+    PLACE: tl.constexpr = PLACED if SOURCE == CU_SEQLENS else SOURCE
+    if SOURCE == CU_SEQLENS:
+        places = places_of(positions, first_tile * BLOCK_T + tl.arange(0, GROUP), sequences, search_steps)
+        places = tl.reshape(places, (GROUP // BLOCK_T, BLOCK_T))
     for step in tl.range(0, steps, num_stages=STAGES):
         flat = (first_tile + step) * BLOCK_T + tl.arange(0, BLOCK_T)
         live = flat < tokens
-        row = flat // length
-        token = flat % length
-        if LONG_INDEXING:
-            row = row.to(tl.int64)
-            token = token.to(tl.int64)
+        row, token = split(flat, length, ONE_ROW, LONG_INDEXING)
+        at = positions
+        if SOURCE == CU_SEQLENS:
+            own = (tl.arange(0, GROUP // BLOCK_T) == step)[:, None]
+            at = total(tl.where(own, places, 0), 0)
         # fmt: off
         c, s = load_rows(
-            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+            cos, sin, at, axes, flat, row, token, live, table_rows, sequences, search_steps,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+            HALF, PLACE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
         )
         sum_a, sum_b, sum_r = _heads_back(
             x, grad, out, wa, wb, wr, row, token, live, first_head, c, s, eps, sum_a, sum_b, sum_r,
@@ -266,7 +270,10 @@ def norm_rope_backward_kernel(
     PLUS_ONE: tl.constexpr,
     WEIGHTS: tl.constexpr,
     LONG_INDEXING: tl.constexpr,
+    ONE_ROW: tl.constexpr,
+    EARLY: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -276,6 +283,7 @@ def norm_rope_backward_kernel(
 
     partials [groups * (Q_BLOCKS + K_BLOCKS), HEAD_DIM]: those of q, then those of k.
     """
+    begin(EARLY)
     Q_BLOCKS: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
     K_BLOCKS: tl.constexpr = (K_HEADS + BLOCK_H - 1) // BLOCK_H
     BLOCKS: tl.constexpr = Q_BLOCKS + K_BLOCKS
@@ -290,7 +298,7 @@ def norm_rope_backward_kernel(
             q_b, q_t, q_h, q_d, grad_q_b, grad_q_t, grad_q_h, grad_q_d, new_q_b, new_q_t, new_q_h, new_q_d,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
             Q_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
-            STAGES, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
+            ONE_ROW, STAGES, GROUP, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     else:
         groups = tl.num_programs(0) // BLOCKS
@@ -301,7 +309,7 @@ def norm_rope_backward_kernel(
             k_b, k_t, k_h, k_d, grad_k_b, grad_k_t, grad_k_h, grad_k_d, new_k_b, new_k_t, new_k_h, new_k_d,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
             K_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, WEIGHTS, LONG_INDEXING,
-            STAGES, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
+            ONE_ROW, STAGES, GROUP, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     # fmt: on
 
@@ -314,10 +322,12 @@ def sum_parts_kernel(
     q_rows,
     k_rows,
     HEAD_DIM: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """partials [q_rows + k_rows, HEAD_DIM] added up to both weights' gradients. Grid: (2, columns)."""
+    begin(EARLY)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = (column < HEAD_DIM)[None, :]
     first = 0

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,23 +23,36 @@ from .rope_launch import (
     Tile,
     alignment,
     check_types,
+    early,
     is_long,
-    key_of,
+    kind_of,
     source_of,
 )
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}
 _SUMS: dict[tuple[Any, ...], Again] = {}
-GROUPS = 256
-"""Groups of tokens on the way back, about: with their head blocks enough programs for any device."""
+SHORT = 4096
+"""Tokens up to which there are few programs for a device, and other tiles are quicker."""
+GROUP = 64
+"""Tokens that a program takes on the way back at most."""
 STAGES = 3
-"""Tiles on their way from memory while one is computed."""
+"""Tiles on their way from memory while one is computed, where there are few programs."""
+
+
+class Parts(NamedTuple):
+    """How the way back divides its tokens, and what it finds for the weights' gradients."""
+
+    steps: int
+    """Tiles that a program goes through: it writes its part of a weight's gradient once."""
+    q_rows: int
+    """Programs that write a part of q's weight's gradient."""
+    k_rows: int
 
 
 def norm_rotate(q: Tensor, k: Tensor, norm: NormInputs, given: RopeInputs) -> tuple[Tensor, Tensor]:
     """q and k [B, T, H, D], normed and turned, as new tensors; checks on first sight."""
     new_q, new_k = torch.empty_like(q), torch.empty_like(k)
-    _launch((q, k, new_q, new_k), None, norm, given)
+    _launch((q, k, new_q, new_k), None, None, norm, given)
     return new_q, new_k
 
 
@@ -55,14 +69,13 @@ def norm_rotate_back(
         with torch.cuda.device(q.device):
             return norm_rotate_back(q, k, grad_q, grad_k, norm, given, weights)
     new_q, new_k = torch.empty_like(q), torch.empty_like(k)
-    tile = backward_tile(q, k)
-    groups = -(-q.shape[0] * q.shape[1] // (tile.tokens * _steps(q, tile))) if weights else 0
-    q_rows, k_rows = (groups * -(-heads // tile.heads) for heads in (q.shape[2], k.shape[2]))
-    partials = torch.empty((q_rows + k_rows, q.shape[-1]), dtype=torch.float32, device=q.device)
-    _launch((q, k, grad_q, grad_k, new_q, new_k), partials, norm, given)
+    parts = parts_of(q.shape, k.shape[2], weights)
+    _, q_rows, k_rows = parts
+    partials = torch.empty((q_rows + k_rows, q.shape[3]), dtype=torch.float32, device=q.device)
+    _launch((q, k, grad_q, grad_k, new_q, new_k), partials, parts, norm, given)
     if not weights:
         return new_q, new_k, None, None
-    grad_q_weight, grad_k_weight = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in norm[:2])
+    grad_q_weight, grad_k_weight = torch.empty_like(norm.q_weight), torch.empty_like(norm.k_weight)
     _sum_parts(partials, grad_q_weight, grad_k_weight, q_rows, k_rows)
     return new_q, new_k, grad_q_weight, grad_k_weight
 
@@ -75,65 +88,100 @@ def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_
         again(stream, partials.data_ptr(), grad_q.data_ptr(), grad_k.data_ptr(), q_rows, k_rows)
         return
     head_dim = partials.shape[1]
-    grid, changing = (2, -(-head_dim // 16), 1), (partials, grad_q, grad_k, q_rows, k_rows)
-    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 128, "BLOCK_D": 16}
-    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=4)
+    # All parts of a short row at once: a second load after a first is a microsecond.
+    grid, changing = (2, -(-head_dim // 8), 1), (partials, grad_q, grad_k, q_rows, k_rows)
+    soon = early(partials)
+    constants = {"HEAD_DIM": head_dim, "EARLY": bool(soon), "BLOCK_ROWS": 1024, "BLOCK_D": 8}
+    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=8, **soon)
     if compiled is not None:
         _SUMS[key] = keep(compiled, grid, (*changing, *constants.values()), len(changing))
 
 
-def forward_tile(q: Tensor, k: Tensor) -> Tile:
-    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them."""
-    per_head = triton.next_power_of_2(q.shape[3])
-    heads = min(4, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 1024 // per_head))
-    return Tile(max(1, min(16, 1024 // (heads * per_head))), heads, 1)
+def forward_tile(tokens: int, q_heads: int, k_heads: int, head_dim: int) -> Tile:
+    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them.
+
+    Short rows fill a device once or twice; there 2,048 by four.
+    """
+    if tokens <= SHORT:
+        return _tile(q_heads, k_heads, head_dim, 2048, 16, 4)
+    return _tile(q_heads, k_heads, head_dim, 1024, 8, 1)
 
 
-def backward_tile(q: Tensor, k: Tensor) -> Tile:
-    """What a program holds at a time on the way back: 2,048 elements by four warps."""
-    per_head = triton.next_power_of_2(q.shape[3])
-    heads = min(16, triton.next_power_of_2(max(q.shape[2], k.shape[2])), max(1, 2048 // per_head))
-    return Tile(max(1, min(16, 2048 // (heads * per_head))), heads, 4)
+def backward_tile(q_heads: int, k_heads: int, head_dim: int) -> Tile:
+    """What a program holds at a time on the way back: 1,024 elements by two warps."""
+    return _tile(q_heads, k_heads, head_dim, 1024, 8, 2)
 
 
-def _steps(q: Tensor, tile: Tile) -> int:
-    """Tiles that a program goes through on the way back: it writes its part of a weight's gradient once."""
-    return max(1, -(-q.shape[0] * q.shape[1] // (tile.tokens * GROUPS)))
+def _tile(q_heads: int, k_heads: int, head_dim: int, elements: int, heads: int, warps: int) -> Tile:
+    """So many elements in at most so many heads, then in several tokens."""
+    per_head = triton.next_power_of_2(head_dim)
+    heads = min(heads, triton.next_power_of_2(max(q_heads, k_heads)), max(1, elements // per_head))
+    return Tile(max(1, min(16, elements // (heads * per_head))), heads, warps)
 
 
-def _launch(heads: tuple[Tensor, ...], partials: Tensor | None, norm: NormInputs, given: RopeInputs) -> None:
+@lru_cache(MAX_KEPT)
+def parts_of(shape: tuple[int, int, int, int], k_heads: int, weights: bool) -> Parts:
+    """For q of this shape; without rows where the weights get no gradients."""
+    batch, length, q_heads, head_dim = shape
+    tokens = batch * length
+    tile = backward_tile(q_heads, k_heads, head_dim)
+    steps = max(1, min(GROUP, max(16, tokens // 256)) // tile.tokens)
+    groups = -(-tokens // (tile.tokens * steps)) if weights else 0
+    return Parts(steps, *(groups * -(-heads // tile.heads) for heads in (q_heads, k_heads)))
+
+
+def _launch(
+    heads: tuple[Tensor, ...],
+    partials: Tensor | None,
+    parts: Parts | None,
+    norm: NormInputs,
+    given: RopeInputs,
+) -> None:
     """`heads` are what the kernel takes of shape [B, T, H, D], q and k first; with partials, the way back."""
-    q, k = heads[:2]
+    q, k, *others = heads
     device = q.get_device()
     if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(q.device):
-            return _launch(heads, partials, norm, given)
+            return _launch(heads, partials, parts, norm, given)
     cos, sin, ids, bounds, axes, _, _ = given
     q_weight, k_weight, eps, plus_one = norm
-    tensors = (
-        *heads, *(() if partials is None else (partials,)), q_weight, k_weight, cos, sin,
-        ids if ids is not None else bounds if bounds is not None else cos, axes if axes is not None else cos,
+    at_cos = cos.data_ptr()
+    tables = (
+        at_cos, sin.data_ptr(),
+        ids.data_ptr() if ids is not None else bounds.data_ptr() if bounds is not None else at_cos,
+        at_cos if axes is None else axes.data_ptr(),
     )  # fmt: skip
-    pointers = tuple(x.data_ptr() for x in tensors)
+    own = (*heads, q_weight, k_weight) if partials is None else (*heads, partials, q_weight, k_weight)
+    pointers = (*[x.data_ptr() for x in own], *tables)
+    unaligned = 0
+    for address in pointers:
+        unaligned |= address
     key = (
-        key_of(q, k, given), tuple(x.stride() for x in heads[2:]), len(heads), partials is None,
-        partials is not None and partials.shape[0] > 0, plus_one,
-        q_weight.shape, q_weight.dtype, q_weight.device, q_weight.stride(),
-        k_weight.shape, k_weight.dtype, k_weight.device, k_weight.stride(), alignment(*pointers),
+        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device,
+        kind_of(given, tables), *[x.stride() for x in others], None if parts is None else parts.q_rows > 0,
+        plus_one, q_weight.shape, q_weight.dtype, q_weight.device, q_weight.stride(),
+        k_weight.shape, k_weight.dtype, k_weight.device, k_weight.stride(),
+        alignment(*pointers) if unaligned & 15 else None,
     )  # fmt: skip
     launch = _LAUNCHES.get(key)
     sequences = 0 if bounds is None else bounds.shape[0] - 1
-    scalars: tuple[float, ...] = (cos.shape[0], sequences, sequences.bit_length() + 1, eps)
-    if partials is not None:
-        scalars += (_steps(q, backward_tile(q, k)),)
-    if launch is None or (bounds is not None and sequences < 1):
-        check_inputs(q, k, given)
-        check_norm(q, norm)
-        check_types(q, given)
-        _launch_first(key, heads, tensors, scalars, partials, norm, given)
+    if launch is not None and (bounds is None or sequences > 0):
+        again, tokens, length, table_rows, _ = launch
+        steps = () if parts is None else parts[:1]
+        again(
+            torch._C._cuda_getCurrentRawStream(device), *pointers, tokens, length,
+            table_rows, sequences, sequences.bit_length() + 1, eps, *steps,
+        )  # fmt: skip
         return
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    launch.again(stream, *pointers, launch.tokens, launch.length, *scalars)
+    check_inputs(q, k, given)
+    check_norm(q, norm)
+    check_types(q, given)
+    positions = ids if ids is not None else bounds if bounds is not None else cos
+    tensors = (*own, cos, sin, positions, cos if axes is None else axes)
+    scalars: tuple[float, ...] = (cos.shape[0], sequences, sequences.bit_length() + 1, eps)
+    if parts is not None:
+        scalars += parts[:1]
+    _launch_first(key, heads, tensors, scalars, parts, norm, given)
 
 
 def _launch_first(
@@ -141,7 +189,7 @@ def _launch_first(
     heads: tuple[Tensor, ...],
     tensors: tuple[Tensor, ...],
     scalars: tuple[float, ...],
-    partials: Tensor | None,
+    parts: Parts | None,
     norm: NormInputs,
     given: RopeInputs,
 ) -> None:
@@ -152,14 +200,14 @@ def _launch_first(
     if tokens == 0 or head_dim == 0:
         return
     source, row_strides = source_of(given)
-    half = given.turned // 2
+    half, soon = given.turned // 2, early(q)
     kernel: Any
-    if partials is None:
-        kernel, tile, steps = norm_rope_kernel, forward_tile(q, k), 1
+    if parts is None:
+        kernel, tile, steps = norm_rope_kernel, forward_tile(tokens, q_heads, k_heads, head_dim), 1
         rounded = norm.plus_one or torch.promote_types(norm.q_weight.dtype, q.dtype) == q.dtype
     else:
-        kernel, tile = norm_rope_backward_kernel, backward_tile(q, k)
-        steps = _steps(q, tile)
+        kernel, tile = norm_rope_backward_kernel, backward_tile(q_heads, k_heads, head_dim)
+        steps = parts.steps
     blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
     grid = (-(-tokens // (tile.tokens * steps)) * blocks, 1, 1)
     constants = {
@@ -171,9 +219,11 @@ def _launch_first(
         "AXES": given.frequency_axes is not None,
         "INTERLEAVED": given.interleaved,
         "PLUS_ONE": norm.plus_one,
-        **({"ROUNDED": rounded} if partials is None else {"WEIGHTS": partials.shape[0] > 0}),
+        **({"ROUNDED": rounded} if parts is None else {"WEIGHTS": parts.q_rows > 0}),
         "LONG_INDEXING": is_long(tokens, *heads, given.cos, given.position_ids),
-        **({} if partials is None else {"STAGES": STAGES}),
+        "ONE_ROW": batch == 1,
+        "EARLY": bool(soon),
+        **({} if parts is None else {"STAGES": STAGES if tokens <= SHORT else 1, "GROUP": GROUP}),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),
@@ -181,9 +231,11 @@ def _launch_first(
     }
     strides = (*(step for x in heads for step in x.stride()), *row_strides)
     # On the way there the kernel rounds as PyTorch does, without fused multiply-add.
-    fused = partials is not None
+    fused = parts is not None
     changing = (*tensors, tokens, length, *scalars)
-    compiled = kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=fused)
+    compiled = kernel[grid](
+        *changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=fused, **soon
+    )
     if compiled is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .autograd import direct
 from .rope_inputs import RopeInputs, check_apart, check_inputs, check_length
 from .rope_ref import rotate_ref
 
@@ -108,9 +109,9 @@ def _apply(
             for x in (q, k):
                 # A view that a custom function returns has a base without history, which requires none.
                 base = x if x._base is None else x._base
-                if x.requires_grad and base.is_leaf and base.requires_grad:
+                if base.is_leaf and x.requires_grad and base.requires_grad:
                     raise RuntimeError("a leaf that requires grad cannot be turned in place; use rope_qk")
-        turned: tuple[Tensor, Tensor] = _RotateQK.apply(q, k, given, False, in_place, reuse_grads)  # type: ignore[no-untyped-call]
+        turned: tuple[Tensor, Tensor] = _rotate_qk(q, k, given, False, in_place, reuse_grads)
         return turned
     return _rotate(q, k, given, False, in_place)
 
@@ -170,18 +171,21 @@ class _RotateQK(torch.autograd.Function):
             return q, k
         # A function that changes views in place may mark only one as dirty, so these are returned as
         # new handles, and the version counters say to whoever saved q or k that they are no more.
-        torch.autograd.graph.increment_version(q)
-        torch.autograd.graph.increment_version(k)
-        return q.view(q.shape), k.view(k.shape)
+        # (detach is the cheapest new handle; a view costs autograd three times as much.)
+        torch.autograd.graph.increment_version((q, k))
+        return q.detach(), k.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         given = RopeInputs(*ctx.saved_tensors, *ctx.rest)
         if torch.is_grad_enabled():  # create_graph: the gradient is to be differentiated again
-            grad_q, grad_k = _RotateQK.apply(*grads, given, not ctx.inverse, False, False)  # type: ignore[no-untyped-call]
+            grad_q, grad_k = _rotate_qk(*grads, given, not ctx.inverse, False, False)
         else:
             grad_q, grad_k = _rotate(grads[0], grads[1], given, not ctx.inverse, ctx.reuse_grads)
         return grad_q, grad_k, None, None, None, None
+
+
+_rotate_qk = direct(_RotateQK)
 
 
 def lying_like(x: Tensor, new: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ compiled kernel. A later call makes a key, looks it up and hands addresses on (s
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
-from operator import or_
+from itertools import count
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -68,12 +67,8 @@ _APART: set[tuple[Any, ...]] = set()
 """Distances in bytes from q to k, with their shapes and strides, that were found free of overlap."""
 
 
-def key_of(q: Tensor, k: Tensor, given: RopeInputs) -> tuple[Any, ...]:
-    """All that checks and compilation look at, addresses apart."""
-    return (q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device, _key_of(given))
-
-
 def _key_of(given: RopeInputs) -> tuple[Any, ...]:
+    """All that checks and compilation look at, addresses apart."""
     cos, sin, ids, bounds, axes, rotary_dim, interleaved = given
     return (
         cos.shape, cos.stride(), cos.dtype, cos.device, sin.shape, sin.stride(), sin.dtype, sin.device,
@@ -84,41 +79,57 @@ def _key_of(given: RopeInputs) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+_KINDS: dict[tuple[Any, ...], int] = {}
+"""Numbers for what _key_of gave, never given twice: short to hash, in every layer's key."""
+_numbers = count()
+
+
 class _Last(NamedTuple):
     """What the last call was given beside q and k: a step's layers are all given the same."""
 
     tensors: tuple[Callable[[], Tensor | None], ...]
     """Weak references, cos to frequency_axes: the tensors may go, and are then no longer these."""
-    pointers: tuple[int, ...]
-    """A tensor may also get other memory; one of another shape in the same memory is still all there."""
-    key: tuple[Any, ...]
+    rest: tuple[Any, ...]
+    """Their addresses: a tensor may get other memory (one of another shape in the same memory is still all
+    there); rotary_dim and interleaved."""
+    kind: int
 
 
 def _nothing() -> None:
     """Stands for a reference to what is not given."""
 
 
-_last = _Last((_nothing,) * 5, (), ())
+_last = _Last((_nothing,) * 5, (), -1)
 
 
-def _known(given: RopeInputs, pointers: tuple[int, ...]) -> tuple[Any, ...]:
-    """_key_of(given), kept from the last call where it was given these very tensors."""
+def kind_of(given: RopeInputs, addresses: tuple[int, ...]) -> int:
+    """A number that stands for all but addresses and values: for shapes, strides, types and options.
+
+    Kept from the last call where it was given these very tensors, at these addresses.
+    """
     global _last
     cos, sin, ids, bounds, axes, rotary_dim, interleaved = given
-    (its_cos, its_sin, its_ids, its_bounds, its_axes), its_pointers, key = _last
+    (its_cos, its_sin, its_ids, its_bounds, its_axes), its_rest, kind = _last
+    rest = (*addresses, rotary_dim, interleaved)
     if (
         its_cos() is cos and its_sin() is sin and its_ids() is ids and its_bounds() is bounds
-        and its_axes() is axes and pointers == its_pointers and key[-2:] == (rotary_dim, interleaved)
+        and its_axes() is axes and its_rest == rest
     ):  # fmt: skip
-        return key
+        return kind
     key = _key_of(given)
-    _last = _Last(tuple(_nothing if x is None else ref(x) for x in given[:5]), pointers, key)
-    return key
+    found = _KINDS.get(key)
+    if found is None:
+        if len(_KINDS) >= MAX_KEPT:
+            _KINDS.clear()
+        found = _KINDS[key] = next(_numbers)
+    _last = _Last(tuple([_nothing if x is None else ref(x) for x in given[:5]]), rest, found)
+    return found
 
 
 def alignment(*addresses: int) -> tuple[int, ...] | None:
     """Triton compiles apart for each address that is no multiple of 16; None where all are."""
-    return None if reduce(or_, addresses) & 15 == 0 else tuple(address & 15 for address in addresses)
+    rests = tuple([address & 15 for address in addresses])
+    return rests if any(rests) else None
 
 
 def rotate(
@@ -131,20 +142,18 @@ def rotate(
             return rotate(q, k, new_q, new_k, given, inverse)
     cos, sin, ids, bounds, axes, _, _ = given
     in_place = new_q is q
-    at_q, at_k, at_cos = q.data_ptr(), k.data_ptr(), cos.data_ptr()
-    tables = (
-        at_cos, sin.data_ptr(),
-        ids.data_ptr() if ids is not None else bounds.data_ptr() if bounds is not None else at_cos,
-        axes.data_ptr() if axes is not None else at_cos,
-    )  # fmt: skip
+    at_q, at_k, at_cos, at_sin = q.data_ptr(), k.data_ptr(), cos.data_ptr(), sin.data_ptr()
+    at_ids = ids.data_ptr() if ids is not None else bounds.data_ptr() if bounds is not None else at_cos
+    at_axes = at_cos if axes is None else axes.data_ptr()
     if in_place:
-        pointers, new_strides = (at_q, at_k, at_q, at_k, *tables), None
+        at_new_q, at_new_k, new_strides = at_q, at_k, None
     else:
-        pointers = (at_q, at_k, new_q.data_ptr(), new_k.data_ptr(), *tables)
-        new_strides = (new_q.stride(), new_k.stride())
+        at_new_q, at_new_k, new_strides = new_q.data_ptr(), new_k.data_ptr(), (new_q.stride(), new_k.stride())
+    pointers = at_q, at_k, at_new_q, at_new_k, at_cos, at_sin, at_ids, at_axes
+    unaligned = (at_q | at_k | at_new_q | at_new_k | at_cos | at_sin | at_ids | at_axes) & 15
     key = (
         q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device,
-        _known(given, tables), inverse, new_strides, alignment(*pointers),
+        kind_of(given, pointers[4:]), inverse, new_strides, alignment(*pointers) if unaligned else None,
     )  # fmt: skip
     launch = _LAUNCHES.get(key)
     apart = at_k - at_q
@@ -164,9 +173,10 @@ def rotate(
         check_inputs(rows[0], rows[1], given)
         _launch_first(key, *rows, given, inverse, in_place, sequences)
         return
-    launch.again(
-        torch._C._cuda_getCurrentRawStream(device), *pointers, launch.tokens, launch.length,
-        launch.table_rows, sequences, sequences.bit_length() + 1,
+    again, tokens, length, table_rows, _ = launch
+    again(
+        torch._C._cuda_getCurrentRawStream(device), *pointers, tokens, length, table_rows,
+        sequences, sequences.bit_length() + 1,
     )  # fmt: skip
 
 
@@ -192,6 +202,12 @@ def source_of(given: RopeInputs) -> tuple[int, tuple[int, ...]]:
             *table, ids.stride(0) if axes is not None else 0, per_row, ids.stride(-1),
         )  # fmt: skip
     return (INDEX if given.cu_seqlens is None else CU_SEQLENS).value, (*table, 0, 0, 0)
+
+
+def early(q: Tensor) -> dict[str, bool]:
+    """What Triton's launch is told where q's device can start a kernel before the last one has ended."""
+    able = q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device) >= (9, 0)
+    return {"launch_pdl": True} if able else {}
 
 
 def is_long(tokens: int, *touched: Tensor | None) -> bool:
@@ -221,7 +237,7 @@ def _launch_first(
     tile = tile_for(q_heads, k_heads, head_dim, tokens)
     blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
     grid = (-(-tokens // tile.tokens) * blocks, 1, 1)
-    half = given.turned // 2
+    half, soon = given.turned // 2, early(q)
     constants = {
         "Q_HEADS": q_heads,
         "K_HEADS": k_heads,
@@ -233,6 +249,8 @@ def _launch_first(
         "INVERSE": inverse,
         "IN_PLACE": in_place,
         "LONG_INDEXING": is_long(tokens, q, k, new_q, new_k, cos, ids),
+        "ONE_ROW": batch == 1,
+        "EARLY": bool(soon),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),
@@ -245,7 +263,9 @@ def _launch_first(
         q, k, new_q, new_k, cos, sin, positions, axes if axes is not None else cos,
         tokens, length, cos.shape[0], sequences, sequences.bit_length() + 1,
     )  # fmt: skip
-    kernel = rope_kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=False)
+    kernel = rope_kernel[grid](
+        *changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=False, **soon
+    )
     if kernel is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:

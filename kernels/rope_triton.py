@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rope_tiles import GATHERED, load_pairs, load_rows, store_pairs
+from .rope_tiles import GATHERED, begin, load_pairs, load_rows, split, store_pairs
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def _turn_heads(
         c, s = load_rows(
             cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF, 1,
         )
     a, b = load_pairs(
         source, mask, x_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
@@ -84,7 +84,7 @@ def _turn_heads(
         c, s = load_rows(
             cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF,
+            HALF, SOURCE, AXES, INVERSE, LONG_INDEXING, BLOCK_T, BLOCK_HALF, 1,
         )
     store_pairs(
         target, mask, y_d, a * c - b * s, b * c + a * s,
@@ -147,22 +147,21 @@ def rope_kernel(
     INVERSE: tl.constexpr,
     IN_PLACE: tl.constexpr,
     LONG_INDEXING: tl.constexpr,
+    ONE_ROW: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
     """Grid: one axis (the others end at 65,535), head blocks of q, then of k, fastest."""
+    begin(EARLY)
     Q_BLOCKS: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
     BLOCKS: tl.constexpr = Q_BLOCKS + (K_HEADS + BLOCK_H - 1) // BLOCK_H
     block = tl.program_id(0) % BLOCKS
     flat = tl.program_id(0) // BLOCKS * BLOCK_T + tl.arange(0, BLOCK_T)
     live = flat < tokens
-    row = flat // length
-    token = flat % length
-    if LONG_INDEXING:
-        row = row.to(tl.int64)
-        token = token.to(tl.int64)
+    row, token = split(flat, length, ONE_ROW, LONG_INDEXING)
     # fmt: off
     if block < Q_BLOCKS:
         _turn_heads(

@@ -1,29 +1,32 @@
-"""Liger's kernels in one model, where liger-kernel is installed: RMS norms, gated MLPs, head and loss.
+"""Liger's kernels in one model, where liger-kernel is installed (RMS norms, gated MLPs), and a fused loss.
 
 Liger's own patching replaces classes in transformers' modules, for every model of the process; here its
 functions are set on this model's modules, and taken off again. Norms and MLPs are Liger's in every call,
-with boundaries or without: the same function with other rounding. The loss is Liger's in packed training
-calls with labels, whose logits are then never made (`output.logits` is None); it waits for the device, to
-find the tokens that have labels and to count them. It reads the head's weight, so it is taken where the head
-is a plain linear layer, and nowhere else: an adapter on the head would be left out. What a call finds there
-decides.
+with boundaries or without: the same function with other rounding. Head and loss are one in packed training
+calls with labels, whose logits are then never made (`output.logits` is None). That one is our own, in Liger's
+order: Liger's asks the device twice a step how many tokens count and what the loss is multiplied by, where
+here nothing is waited for (unless labels were not copied by `VarlenBatch.to`, or changed since). It reads the
+head's weight, so it is taken where the head is a plain linear layer, and nowhere else: an adapter on the head
+would be left out. What a call finds there decides.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable
-from functools import cache
 from importlib.util import find_spec
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from padless.kernels.linear_cross_entropy import linear_cross_entropy
 from padless.runtime.errors import ModelError
+from padless.runtime.format import IGNORE_INDEX
 from padless.runtime.model_families import Decoder, family_of
 from padless.runtime.model_wiring import Rewired, keep
+from padless.runtime.targets import known_targets
 
 _LOG = logging.getLogger(__name__)
 PARTS = ("rms_norm", "mlp", "loss")
@@ -36,9 +39,6 @@ NORMS: dict[str, tuple[float, str]] = {
 """Family -> what is added to the weight, and Liger's name for where it rounds."""
 LOSSES = ("llama", "mistral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "olmo3")
 """Families whose logits are their head's output, nothing scaled or capped."""
-LOGITS = 2**29
-"""Bytes that a chunk of logits may take, where Liger lets one choose."""
-_CHUNKS = "chunk_mem_const"
 _GATES = {"SiLU": "LigerSiLUMulFunction", "SiLUActivation": "LigerSiLUMulFunction"}
 _GATES |= {"GELUTanh": "LigerGELUMulFunction", "PytorchGELUTanh": "LigerGELUMulFunction"}
 
@@ -46,7 +46,7 @@ _GATES |= {"GELUTanh": "LigerGELUMulFunction", "PytorchGELUTanh": "LigerGELUMulF
 def liger_parts(liger: str | bool | Iterable[str], decoder: Decoder) -> tuple[str, ...]:
     """Which of PARTS are to be switched on: "auto", True, False or their names.
 
-    Raises ModelError for other names, and where Liger is asked for and not installed.
+    Raises ModelError for other names, and where Liger is asked for and not installed; the loss needs none.
     """
     installed = find_spec("liger_kernel") is not None
     if liger == "auto":
@@ -58,7 +58,7 @@ def liger_parts(liger: str | bool | Iterable[str], decoder: Decoder) -> tuple[st
     parts = tuple(liger) if listed else ()
     if not listed or any(part not in PARTS for part in parts):
         raise ModelError(f"liger is {liger!r}; it is 'auto', True, False or a list of {', '.join(PARTS)}")
-    if parts and not installed:
+    if set(parts) - {"loss"} and not installed:
         raise ModelError(
             f"liger is {liger!r} and liger-kernel is not installed: pip install 'padless[liger]'"
         )
@@ -66,7 +66,7 @@ def liger_parts(liger: str | bool | Iterable[str], decoder: Decoder) -> tuple[st
 
 
 def switch_on(model: nn.Module, decoder: Decoder, parts: Iterable[str]) -> None:
-    """Set Liger's functions on a model."""
+    """Set Liger's functions, and the fused loss, on a model."""
     family = family_of(decoder.attention[0])
     if "rms_norm" in parts and family in NORMS:
         for part in decoder.module.modules():
@@ -171,7 +171,7 @@ class FusedLoss:
         if self._call is None:
             logits: Tensor = self._project(hidden)
             return logits
-        self._loss = _liger_loss(hidden, self._head, **self._call)
+        self._loss = _loss_of_trained(hidden, self._head, **self._call)
         return hidden
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +192,8 @@ def _names(model: Any, kwargs: dict[str, Any]) -> bool:
     return bool(getattr(model.config, "return_dict", True) if asked is None else asked)
 
 
-def _liger_loss(
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _loss_of_trained(
     hidden: Tensor, head: Any, *, labels: Tensor, num_items_in_batch: Any, shift_labels: Tensor | None
 ) -> Tensor:
     """The mean, or the sum over num_items_in_batch, of the next tokens' cross-entropy.
@@ -200,45 +201,37 @@ def _liger_loss(
     Tokens without a label are left out beforehand: the head would be applied to them for nothing, and of
     instruction data they are a half.
     """
-    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Fused
-
-    targets = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift_labels is None else shift_labels
+    given = labels if shift_labels is None else shift_labels
+    targets = nn.functional.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:] if given is labels else given
     rows, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    trained = (targets != -100).nonzero().squeeze(1)
-    if len(trained):  # where there is none Liger says what the loss is
-        rows, targets = rows.index_select(0, trained), targets.index_select(0, trained)
-    given = {
-        "_input": rows,
-        "weight": head.weight,
-        "target": targets.contiguous(),
-        "bias": head.bias,
-        "ignore_index": -100,
-        "reduction": "mean" if num_items_in_batch is None else "sum",
-    }
-    defaults = _defaults(Fused)
-    if _CHUNKS in defaults:
-        given[_CHUNKS] = _chunk_budget(len(rows), head.weight)
-    found: Any = Fused.apply(*(defaults | given).values())
-    loss: Tensor = found[0] if isinstance(found, tuple) else found
-    return loss if num_items_in_batch is None else loss / num_items_in_batch
+    if (places := _trained(targets, given)) is not None:
+        rows, targets = rows.index_select(0, places), targets.index_select(0, places)
+    loss = linear_cross_entropy(rows, head.weight, targets, head.bias, ignore_index=IGNORE_INDEX)
+    if num_items_in_batch is None:
+        num_items_in_batch = (targets != IGNORE_INDEX).sum().clamp(min=1)
+    divided: Tensor = loss / num_items_in_batch
+    return divided
 
 
-@cache
-def _defaults(function: Any) -> dict[str, Any]:
-    """What an autograd function takes, in order: `apply` knows places alone, and they grow in number."""
-    _, *parameters = inspect.signature(function.forward).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters}
+def _trained(targets: Tensor, given: Tensor) -> Tensor | None:
+    """The places of tokens that have a target, perhaps some others behind them; None for all places.
 
-
-def _chunk_budget(rows: int, weight: Tensor) -> int:
-    """How often the memory of its input Liger may take for logits, so that a chunk is worth its while.
-
-    Each chunk reads the head's weight, and reads and writes its gradient. By itself Liger lets logits take
-    what its input takes: with 1,024 hidden dimensions and a vocabulary of 150,000 that is a chunk for 64
-    tokens of 8,192, and most of the time goes into moving weights.
+    `given` are the labels that targets [T] are. Shifting them makes no more of them, so that their number
+    says how many places are enough. A captured step is replayed over other labels, of which alone the most
+    that there can be is known. Where nothing is, the device is waited for.
     """
-    vocabulary, hidden = weight.shape
-    at_once = 1 << max(0, (LOGITS // (vocabulary * weight.element_size())).bit_length() - 1)
-    if rows <= at_once:
-        return -(-vocabulary // hidden)
-    return max(1, vocabulary // (-(-rows // at_once) * hidden))
+    known = known_targets(given)
+    if _is_captured(targets):
+        enough = len(targets) if known is None or known.most is None else known.most
+    elif known is None:
+        return (targets != IGNORE_INDEX).nonzero().squeeze(1)
+    else:
+        enough = known.trained
+    if enough >= len(targets):
+        return None
+    # A stable sort keeps the order, and gives each place once: gradients go back without sums.
+    return torch.sort((targets == IGNORE_INDEX).byte(), stable=True).indices[:enough]
+
+
+def _is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -21,18 +21,27 @@ import torch
 from padless.runtime.errors import CollateError
 from padless.runtime.format import IGNORE_INDEX
 from padless.runtime.schema import NONE_IS, ColumnInfo
-from padless.runtime.varlen_batch import MODEL_INPUTS, VarlenBatch
+from padless.runtime.targets import count_targets
+from padless.runtime.varlen_batch import MAX_TARGETS, MODEL_INPUTS, VarlenBatch
 
 
 def pad_batch(
-    batch: VarlenBatch, *, tokens: int, sequences: int, columns: Iterable[ColumnInfo] = ()
+    batch: VarlenBatch,
+    *,
+    tokens: int,
+    sequences: int,
+    max_length: int | None = None,
+    targets: int | None = None,
+    columns: Iterable[ColumnInfo] = (),
 ) -> VarlenBatch:
     """The batch with `tokens` tokens and `sequences` sequences, whatever it had: on the CPU.
 
     What is added is trained nowhere; `sequence_ids` there are -1, further columns zeros (pair_id,
     is_chosen, label and group_id -1, as of sequences that have none), at the level that `columns` (the
-    manifest's) says. `max_length_q` and `max_length_k` are the longest sequence's
-    length, at most `tokens`, rounded up to a power of two: a compiled step then sees few of them.
+    manifest's) says. `max_length_q` and `max_length_k` are `max_length`; unless given the longest sequence's
+    length, at most `tokens`, rounded up to a power of two: a compiled step then sees few of them. A CUDA
+    graph needs one, so give it there. `targets` says how many labels are trained at most: the fused loss of a
+    captured step then goes over so many tokens, otherwise over all.
     Raises CollateError where the batch does not fit, for further columns of unknown level, and for batches of
     a folder with images, whose pixels are of no one shape.
     """
@@ -50,12 +59,23 @@ def pad_batch(
             f"sequences={sequences}, of which one is for the tokens that are filled up; give more of them, "
             "or fewer packs a batch"
         )
+    longest = max(batch["max_length_q"], more_tokens)
+    if max_length is None:
+        max_length = min(1 << (longest - 1).bit_length(), tokens)
+    elif longest > max_length:
+        raise CollateError(
+            f"max_length={max_length} and the batch has a sequence of {longest} tokens"
+            + (", which is what is filled up" if longest == more_tokens else "")
+            + "; give a larger one, at most the number of tokens"
+        )
+    if targets is not None and (found := count_targets(batch["labels"])) > targets:
+        raise CollateError(f"targets={targets} and the batch has {found} trained labels; give more of them")
     levels = {column.name: column.level for column in columns}
     padded = VarlenBatch(batch)
     for key in batch:
         if key in ("input_ids", "labels", "position_ids", "seq_idx"):
             padded[key] = _longer(batch[key], 1, more_tokens)
-        elif key not in (*MODEL_INPUTS, "num_targets"):
+        elif key not in (*MODEL_INPUTS, "num_targets", MAX_TARGETS):
             level = "sequence" if key == "sequence_ids" else levels.get(key)
             if level not in ("token", "sequence", "pack"):
                 raise CollateError(
@@ -73,8 +93,9 @@ def pad_batch(
     boundaries = _longer(batch["cu_seq_lens_q"], 0, more_sequences)
     boundaries[had_sequences + 1 :] = tokens
     padded["cu_seq_lens_q"] = padded["cu_seq_lens_k"] = boundaries
-    longest = max(batch["max_length_q"], more_tokens)
-    padded["max_length_q"] = padded["max_length_k"] = min(1 << (longest - 1).bit_length(), tokens)
+    padded["max_length_q"] = padded["max_length_k"] = max_length
+    if targets is not None:
+        padded[MAX_TARGETS] = targets
     return padded
 
 

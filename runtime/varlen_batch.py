@@ -14,6 +14,7 @@ import torch
 
 from padless.runtime.errors import CollateError
 from padless.runtime.images import IMAGES
+from padless.runtime.targets import Targets, count_targets, remember_targets
 
 MODEL_INPUTS = (
     "input_ids",
@@ -28,6 +29,8 @@ MODEL_INPUTS = (
 """The keys of a batch that a model's forward takes, as transformers names them."""
 IMAGE_INPUTS = ("image_grid_thw", "pixel_values")
 """Those of a batch with images, once it has their pixels."""
+MAX_TARGETS = "max_targets"
+"""How many labels are trained at most in every batch that `pad_batch` gives one shape, where it was told."""
 _ALIGNMENT = 16
 
 
@@ -80,11 +83,15 @@ class VarlenBatch(dict[str, Any]):
         if buffer is None:
             buffer = _gather(tensors, pin=False)
         moved = self._over(buffer.to(target, non_blocking=non_blocking), tensors)
-        bounds = tensors.get("cu_seq_lens_q")
+        bounds, labels = tensors.get("cu_seq_lens_q"), tensors.get("labels")
         if bounds is not None and bounds.device.type == "cpu":
             from padless.runtime.attention.boundaries import copied_from  # heavy, and for devices alone
 
             copied_from(moved["cu_seq_lens_q"], bounds)
+        if labels is not None and labels.device.type == "cpu":
+            # Counted, not `num_targets`: labels may have been masked since.
+            targets = Targets(count_targets(labels), self.get(MAX_TARGETS))
+            remember_targets(moved["labels"], targets)
         return moved
 
     def _tensors(self) -> dict[str, torch.Tensor]:

@@ -24,7 +24,6 @@ def relative(curves: Curves, these: Arm, those: Arm, metric: str) -> Iterator[fl
 def loss_curves(rows: Rows) -> str:
     """How far each way of training is from one sequence at a time, over all steps: median and largest."""
     curves = {(row["case"], row["arm"], row["metric"]): row["values"] for row in rows if "values" in row}
-    last = [row for row in rows if "values" in row][-1]
 
     def cell(these: Arm, those: Arm, metric: str) -> str:
         if these == those or not (found := list(relative(curves, these, those, metric))):
@@ -42,9 +41,16 @@ def loss_curves(rows: Rows) -> str:
         apart = [cell((case, arm), one, metric) for metric in ("loss", "gradient norm")]
         from_exact = "-" if exact == one else cell((case, arm), exact, "loss")
         lines.append(f"| {' | '.join((case, arm, *apart, from_exact))} |")
-    wanted = ("torch", "transformers")
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in wanted)
-    return "\n".join([*lines, "", f"{last['hardware']}; {versions}; {last['date']}."])
+    return "\n".join([*lines, "", *machines(rows)])
+
+
+def machines(rows: Rows) -> list[str]:
+    """For the folder of each case, what it was last measured on."""
+    lines = []
+    for folder, row in {row["case"].split(", ")[0]: row for row in rows if "values" in row}.items():
+        versions = ", ".join(f"{name} {row['versions'][name]}" for name in ("torch", "transformers"))
+        lines.append(f"{folder}: {row['hardware']}; {versions}; {row['date']}.")
+    return ["  \n".join(lines)]
 
 
 def ranks_idle(rows: Rows) -> str:

@@ -195,6 +195,11 @@ def test_every_format_is_tried_here() -> None:
         ("tokenized", {"input_ids": [1, 2], "labels": [2, -100]}, r"labels\[0\] is 2 where input_ids has 1"),
         ("tokenized", {"input_ids": [1, 2], "labels": [1]}, "labels has 1 entries for 2 input_ids"),
         ("tokenized", {"input_ids": [1, 2], "loss_mask": [1]}, "loss_mask has 1 entries for 2 input_ids"),
+        *(
+            ("tokenized", {"input_ids": [1, 2], name: [1, 1, 1]}, f"{name} has 3 entries for 2 input_ids")
+            for name in ("attention_mask", "special_tokens_mask", "segment_ids", "seq_idx")
+        ),
+        ("tokenized", {"input_ids": [1, 2], "position_ids": [0]}, "position_ids has 1 entries for 2"),
         ("tokenized", {"input_ids": [1, 2], "loss_mask": 1}, "loss_mask must be a list of 0 and 1"),
         ("tokenized", {"input_ids": [1, 2], "loss_mask": [0.5, 1]}, "loss_mask must be a list of 0 and 1"),
     ],

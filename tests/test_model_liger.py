@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from reads import NothingIsRead
 from tiny_models import packed, step, tiny
 from torch import Tensor
 
+from padless.kernels.linear_cross_entropy import linear_cross_entropy
 from padless.runtime import model_liger
 from padless.runtime.errors import ModelError
 from padless.runtime.model_liger import NORMS, PARTS
 from padless.runtime.models import prepare_model, restore_model
+from padless.runtime.targets import Targets, count_targets, remember_targets
 
 calls: list[str] = []
 
@@ -46,45 +49,24 @@ class GELU:
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
 
-class Loss:
-    """Called by place, as autograd functions are; `seen` are the rows and the budget of each call."""
+seen: list[int] = []
+"""Rows that the head and loss were computed for, of each call."""
 
-    seen: list[tuple[int, int]] = []
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        _input: Tensor,
-        weight: Tensor,
-        target: Tensor,
-        bias: Tensor | None = None,
-        ce_weight: None = None,
-        ignore_index: int = 0,
-        lse_square_scale: float = 0.0,
-        reduction: str = "mean",
-        chunk_mem_const: int = 1,
-    ) -> tuple[Tensor, None]:
-        calls.append("loss")
-        Loss.seen.append((len(_input), chunk_mem_const))
-        logits = torch.nn.functional.linear(_input, weight, bias)
-        loss = torch.nn.functional.cross_entropy(
-            logits, target, ignore_index=ignore_index, reduction=reduction
-        )
-        return loss, None
-
-    @staticmethod
-    def apply(*arguments: Any) -> tuple[Tensor, None]:
-        return Loss.forward(None, *arguments)
+def fused(x: Tensor, *given: Any, **options: Any) -> Tensor:
+    calls.append("loss")
+    seen.append(len(x))
+    return linear_cross_entropy(x, *given, **options)
 
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()
+    seen.clear()
     names: dict[str, dict[str, Any]] = {
         "rms_norm": dict(LigerRMSNormFunction=Norm),
         "swiglu": dict(LigerSiLUMulFunction=SiLU),
         "geglu": dict(LigerGELUMulFunction=GELU),
-        "fused_linear_cross_entropy": dict(LigerFusedLinearCrossEntropyFunction=Loss),
     }
     ops = ModuleType("liger_kernel.ops")
     monkeypatch.setitem(sys.modules, "liger_kernel", ModuleType("liger_kernel"))
@@ -95,6 +77,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         setattr(ops, name, module)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(model_liger, "find_spec", lambda name: object())
+    monkeypatch.setattr(model_liger, "linear_cross_entropy", fused)
 
 
 @pytest.mark.parametrize("items", [None, 14])
@@ -117,37 +100,78 @@ def test_the_head_is_applied_to_tokens_that_are_trained_alone() -> None:
     batch["labels"][0, 3:15] = -100
     expected, gradients = step(model, lambda: model(**batch).loss)
     prepare_model(model, check=True, liger=["loss"])
-    Loss.seen.clear()
     loss, found = step(model, lambda: model(**batch).loss)
     # Labels 1, 2 and 15 to 20: the first of a sequence has none.
-    assert [rows for rows, _ in Loss.seen] == [8]
+    assert seen == [8]
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("trained", [1, 100, 1_024, 3_000, 16_384, 100_000])
-@pytest.mark.parametrize("vocabulary, hidden", [(96, 32), (32_000, 4_096), (151_936, 1_024), (262_144, 640)])
-def test_a_chunk_of_logits_stays_within_its_memory_and_near_it(
-    trained: int, vocabulary: int, hidden: int
-) -> None:
-    """By Liger's own rule for the rows of a chunk."""
-    weight = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, device="meta")
-    budget = model_liger._chunk_budget(trained, weight)
-    chunks = -(-vocabulary // (budget * hidden))
-    rows = min(trained, 1 << (-(-trained // chunks) - 1).bit_length())
-    by_default = min(trained, 1 << (-(-trained // -(-vocabulary // hidden)) - 1).bit_length())
-    size = rows * vocabulary * 2
-    assert size <= model_liger.LOGITS or rows == by_default
-    assert rows == trained or 4 * size >= model_liger.LOGITS
-
-
-def test_without_a_trained_token_the_loss_is_what_liger_makes_of_it() -> None:
+@pytest.mark.parametrize("items", [None, 5])
+def test_without_a_trained_token_there_is_no_loss(items: int | None) -> None:
     model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(), packed([3, 4])
     batch["labels"].fill_(-100)
-    loss = model(**batch.model_inputs(), num_items_in_batch=5).loss
-    assert float(loss) == 0.0
+    loss = model(**batch.model_inputs(), num_items_in_batch=items).loss
     loss.backward()
+    assert loss.item() == 0.0
+
+
+@pytest.mark.parametrize("items", [None, 14, torch.tensor(14.0)], ids=str)
+def test_a_step_reads_nothing_where_the_number_of_labels_is_known(items: Any) -> None:
+    """BR-171. A batch that was copied to a device knows it; here the copy is on the CPU, too."""
+    model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(), packed([5, 1, 9, 3])
+    batch["labels"][0, 8:12] = -100
+    inputs = dict(batch.model_inputs(), num_items_in_batch=items)
+    expected, gradients = step(model, lambda: model(**inputs).loss)  # boundaries in host memory are read
+    with pytest.raises(AssertionError, match="nonzero"), NothingIsRead():
+        model(**inputs)
+    remember_targets(batch["labels"], Targets(count_targets(batch["labels"]), None))
+    with NothingIsRead():
+        loss, found = step(model, lambda: model(**inputs).loss)
+    assert seen[-2:] == [10, 10]
+    assert torch.equal(loss, expected)
+    assert all(torch.equal(found[name], gradient) for name, gradient in gradients.items())
+
+
+def test_what_is_known_of_labels_ends_when_they_are_changed_or_others_are_given() -> None:
+    """More of them than were counted would be left out in silence."""
+    model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(), packed([5, 1, 9, 3])
+    ids, labels = batch["input_ids"], batch["labels"]
+    trained = labels.clone()
+    labels[0, 3:] = -100
+    remember_targets(labels, Targets(count_targets(labels), None))
+    shifted = torch.nn.functional.pad(trained, (0, 1), value=-100)[..., 1:]
+    model(**batch.model_inputs(), shift_labels=shifted)
+    model(**dict(batch.model_inputs(), labels=ids))
+    labels.copy_(trained)
+    model(**batch.model_inputs())
+    assert seen == [14, 17, 14]
+
+
+def test_labels_that_are_shifted_already_may_be_fewer_than_were_counted() -> None:
+    """The first token's label, which nobody predicts."""
+    model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(), packed([5, 9])
+    batch["labels"].copy_(batch["input_ids"])[0, 3:7] = -100
+    expected = model(**batch.model_inputs()).loss
+    remember_targets(batch["labels"], Targets(count_targets(batch["labels"]), None))
+    assert torch.equal(model(**batch.model_inputs()).loss, expected)
+    assert seen == [9, 10]
+
+
+def test_a_captured_step_goes_over_the_most_labels_that_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is replayed over other labels in the same memory."""
+    model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(), packed([5, 1, 9, 3])
+    labels = batch["labels"]
+    labels[0, 8:12] = -100
+    expected = model(**batch.model_inputs()).loss
+    monkeypatch.setattr(model_liger, "_is_captured", lambda x: True)
+    for most, rows in ((None, 18), (12, 12), (18, 18)):
+        remember_targets(labels, Targets(count_targets(labels), most))
+        with NothingIsRead():
+            loss = model(**batch.model_inputs()).loss
+        torch.testing.assert_close(loss, expected)
+        assert seen[-1] == rows
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -201,8 +225,11 @@ def test_wrong_names_and_a_missing_liger_are_told(monkeypatch: pytest.MonkeyPatc
             prepare_model(tiny("qwen3"), liger=wrong)  # type: ignore[arg-type]
     monkeypatch.setattr(model_liger, "find_spec", lambda name: None)
     prepare_model(tiny("qwen3"), liger="auto")
-    with pytest.raises(ModelError, match=r"pip install 'padless\[liger\]'"):
-        prepare_model(tiny("qwen3"), liger=True)
+    for asked in (True, ["loss", "mlp"]):
+        with pytest.raises(ModelError, match=r"pip install 'padless\[liger\]'"):
+            prepare_model(tiny("qwen3"), liger=asked)
+    model = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train()  # which is not Liger's
+    assert model(**packed([3, 4]).model_inputs()).logits is None
 
 
 def lora(model: Any, **options: Any) -> Any:

@@ -128,6 +128,24 @@ def test_positions_from_anywhere(device: str, source: str) -> None:
     assert_exact(q.detach(), k.detach(), weights_of(16, device), angles, given)
 
 
+def test_a_position_that_the_table_lacks_and_heads_of_zeros_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The token without a row is NaN, no other is; where eps is 0, idle lanes add nothing to weights."""
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    q, k = (x.detach().requires_grad_() for x in qkv_views("contiguous", 1, 5, (3, 1), 12, device=DEVICE))
+    weights = [w.requires_grad_() for w in weights_of(12, DEVICE)]
+    tables = rope_tables(5, 12, device=DEVICE)
+    for ids, lost in ([0, 1, 2, 3, 4], []), ([0, 1, 9, -1, 4], [2, 3]):
+        positions = torch.tensor([ids], device=DEVICE)
+        out = qk_norm_rope(q, k, *weights, *tables, eps=0.0, position_ids=positions)
+        grads = torch.autograd.grad(out, (q, k, *weights), [torch.ones_like(x) for x in out])
+        for x in (*out, *grads[:2]):
+            assert x.isnan().flatten(2).any(-1)[0].tolist() == [at in lost for at in range(5)]
+        assert all(bool(x.isnan().any()) is bool(lost) for x in grads[2:])
+
+
 def modules_of(family: str, dim: int, dtype: torch.dtype) -> tuple[list[Any], Any]:
     """The norms of q and k of a family in transformers, and its rotation."""
     modeling = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")

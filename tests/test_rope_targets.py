@@ -26,12 +26,13 @@ variants = (0, False, False), (2, True, True), (3, False, True)
 for kernel, own, some in (
     (rope_kernel, dict(INVERSE=False, IN_PLACE=False), variants),
     (norm_rope_kernel, dict(PLUS_ONE=False, ROUNDED=True), variants[1:2]),
-    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True, STAGES=3), variants[1:]),
+    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True, STAGES=3, GROUP=64), variants[1:]),
 ):
     for source, interleaved, long_indexing in some:
         constants = dict(
             Q_HEADS=14, K_HEADS=2, HALF=32, HEAD_DIM=80, SOURCE=source, AXES=False, INTERLEAVED=interleaved,
-            LONG_INDEXING=long_indexing, BLOCK_T=4, BLOCK_H=8, BLOCK_HALF=32, BLOCK_REST=16, **own,
+            LONG_INDEXING=long_indexing, ONE_ROW=not interleaved, BLOCK_T=4, BLOCK_H=8, BLOCK_HALF=32,
+            BLOCK_REST=16, EARLY=capability >= 90, **own,
         )
         pointers = {
             **dict.fromkeys(("q", "k", "new_q", "new_k", "grad_q", "grad_k"), f"*{dtype}"),
@@ -43,7 +44,8 @@ for kernel, own, some in (
         signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
         signature |= dict.fromkeys(constants, "constexpr")
         source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
-        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+        options = {"num_warps": 4, "launch_pdl": capability >= 90}
+        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert done.asm["cubin"]
 """
 

@@ -15,6 +15,7 @@ from padless.runtime.collate import collate
 from padless.runtime.errors import CollateError
 from padless.runtime.schema import ColumnInfo
 from padless.runtime.static import pad_batch
+from padless.runtime.targets import Targets, known_targets
 from padless.runtime.varlen_batch import VarlenBatch
 
 COLUMNS = (
@@ -117,3 +118,37 @@ def test_batches_with_images_have_no_one_shape() -> None:
 def test_further_columns_need_their_level() -> None:
     with pytest.raises(CollateError, match=r"advantage is per token.*columns="):
         pad_batch(make_batch(3, extras=True), tokens=8, sequences=5)
+
+
+def test_what_a_graph_keeps_is_one_number_in_every_batch() -> None:
+    for lengths in ((3, 1, 2), (9, 2), (1,)):
+        batch = pad_batch(make_batch(*lengths), tokens=16, sequences=5, max_length=15, targets=9)
+        assert batch["max_length_q"] == batch["max_length_k"] == 15
+        again = pad_batch(batch, tokens=16, sequences=5)
+        for one in (batch, again.pin_memory() if torch.cuda.is_available() else again):
+            moved = one.to("meta")
+            assert known_targets(moved["labels"]) == Targets(sum(lengths) - len(lengths), 9)
+
+
+def test_a_batch_beyond_what_a_graph_keeps_is_refused() -> None:
+    batch = make_batch(3, 1, 9)
+    with pytest.raises(CollateError, match="max_length=8 and the batch has a sequence of 9 tokens; give"):
+        pad_batch(batch, tokens=16, sequences=5, max_length=8)
+    with pytest.raises(CollateError, match="sequence of 19 tokens, which is what is filled up; give"):
+        pad_batch(batch, tokens=32, sequences=5, max_length=16)
+    with pytest.raises(CollateError, match="targets=9 and the batch has 10 trained labels; give more"):
+        pad_batch(batch, tokens=16, sequences=5, targets=9)
+
+
+def test_a_copy_on_a_device_knows_its_trained_labels_until_they_change() -> None:
+    """Counted as they are copied: a mask that came later counts."""
+    batch = make_batch(3, 1, 9)
+    batch["labels"][0, 5:7] = -100
+    labels = batch.to("meta")["labels"]
+    assert known_targets(labels) == Targets(8, None)
+    batch["labels"].fill_(-100)  # the copy is what it was
+    assert known_targets(labels) == Targets(8, None)
+    labels[0, 0] = 1
+    assert known_targets(labels) is None
+    with torch.inference_mode():
+        assert known_targets(batch.to("meta")["labels"]) is None

@@ -52,6 +52,9 @@ def convert(row: Mapping[str, Any], columns: Columns) -> Example:
     _check_one_sequence(row)
     refuse_pixels(row)
     found = _with_labels(row, columns)
+    for beside in ("position_ids", *OTHER_MASKS, *NUMBERS):
+        if isinstance(row.get(beside), list):  # where lengths differ, one of the two is another row's
+            _as_long(row[beside], beside, found.input_ids)
     name = columns.find(row, "loss_weight")
     if name is not None and row[name] is not None:
         found = _weighed(found, row[name], name)

@@ -11,6 +11,9 @@ import io
 import os
 import sys
 
+GARBAGE = 200_000
+"""New objects from which on cycles are looked for: imports make many, and no garbage."""
+
 
 def main() -> None:
     """The console script. Exit 0 done, 1 a check failed, 2 wrong use or bad input, 130 interrupted."""
@@ -21,11 +24,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         _start_loading(sys.argv[1:])
-        gc.disable()  # imports make many objects and no garbage
+        gc.set_threshold(GARBAGE)
         from padless.packer.commands import run
 
-        gc.freeze()
-        gc.enable()
         code = run()
     except KeyboardInterrupt:  # before there was anything to interrupt
         print("interrupted", file=sys.stderr)

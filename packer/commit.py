@@ -128,15 +128,19 @@ def write_beside(
 ) -> Beside:
     """The sequence table, from its pieces, and the tokenizer of one split; what the manifest says of it."""
     os.makedirs(folder, exist_ok=True)
-    places = Places(plan, lines.lengths)
-    tables = write_table(folder, pieces, lines.lines, places)
-    _ = facts.tokenizer.fingerprint  # worked out here, beside the shards
-    return Beside(
-        tables,
-        _write_tokenizer(folder, facts),
-        plan_hash(plan, lines.lengths, facts.max_length),
-        _statistics(plan, lines, facts, strategy),
-    )
+
+    def rest() -> tuple[tuple[FileInfo, ...], str, dict[str, Any]]:
+        _ = facts.tokenizer.fingerprint  # worked out here, beside the shards
+        return (
+            _write_tokenizer(folder, facts),
+            plan_hash(plan, lines.lengths, facts.max_length),
+            _statistics(plan, lines, facts, strategy),
+        )
+
+    with ThreadPoolExecutor(1) as other:  # small files wait for the disk most of the time
+        late = other.submit(rest)
+        tables = write_table(folder, pieces, lines.lines, Places(plan, lines.lengths))
+        return Beside(tables, *late.result())
 
 
 def write_rest(

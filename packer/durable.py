@@ -118,9 +118,11 @@ class DurableFile(WriteOnly):
 
     def _emit(self, view: memoryview) -> None:
         self._hasher.update(view)
-        if len(view) < BLOCK:  # what fills no block ends the file and goes through the page cache
+        beyond = len(view) % mmap.PAGESIZE if self._blocks else 0
+        self._put(view[: len(view) - beyond])
+        if beyond:  # what fills no page ends the file and goes through the page cache
             self._use_cache()
-        self._put(view)
+            self._put(view[len(view) - beyond :])
 
     def _put(self, view: memoryview) -> None:
         rest = view

@@ -1,16 +1,16 @@
 """The tokens of packed folders as a source of sequences, where they lie.
 
-A sequence is an element of one binary array over everything that is mapped: the shards of all folders,
-and a file of our own for what is made anew (joined, cut, or stored otherwise). Elements are addresses, so
-nothing is copied before the shard that it goes to is written; the price is an array that spans gaps
-between mappings, which no element ever reaches into. Each column at token level has such an array, and a
-sequence is the same element of all of them.
+A sequence has a place: in which of the segments that are mapped (record batches of all folders, and of a
+file of our own for what is made anew) it begins, and where there. Nothing is copied before the shard that it
+goes to is written: then places become one of Arrow's arrays of binary views, and a cast copies the bytes into
+memory of just their size. Views count bytes in 32 bits, so what may have more (wide columns) is copied by
+numpy, a sequence at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WEIGHT = "loss_weight"
+PLACE = np.dtype([("size", "<i4"), ("prefix", "<i4"), ("segment", "<i4"), ("start", "<i4")])
+"""A binary view, but that it counts tokens; the prefix is for comparing views, which nobody does."""
+INLINE = 12
+"""Bytes that a view has in itself, where the value is no longer."""
+WIDEST = 8
+"""Bytes a token of what is taken by views."""
 
 
 class Segment(NamedTuple):
@@ -36,71 +42,123 @@ class Segment(NamedTuple):
     """[sequences]: which sequence each is; -1: none that is asked for."""
 
 
+class Short(NamedTuple):
+    """Sequences of which a column has so few bytes that views have them in themselves."""
+
+    numbers: NDArray[np.intp]
+    """Ascending."""
+    values: NDArray[np.int32]
+    """[numbers, 3]: the bytes, and zeros."""
+
+
 @dataclass(frozen=True)
 class Elements:
-    """Segments as binary arrays, one for each column, whose elements have the same numbers."""
+    """Sequences by their places in segments."""
 
-    arrays: Mapping[str, pa.Array]
-    elements: NDArray[np.int32]
-    """[sequences]: the element that holds each."""
     segments: list[Segment]
-    """Keeps the memory mapped."""
+    places: NDArray[np.void]
+    """[sequences] of type PLACE."""
+    buffers: Mapping[str, list[pa.Buffer]]
+    """Of each column that is taken by views, what it has in each segment."""
+    short: Mapping[str, Short]
+    """Of those columns that have any."""
+
+    @property
+    def columns(self) -> Iterable[str]:
+        """The columns that the segments have."""
+        return self.segments[0].columns if self.segments else ()
 
     @classmethod
     def lay(cls, segments: list[Segment], sequences: int) -> Elements:
-        """Lay elements over the segments; `sequences`: how many numbers there are."""
-        segments = sorted(segments, key=lambda segment: _address(segment.columns["input_ids"]))
-        elements = np.full(sequences, -1, dtype=np.int32)
-        element = 0
-        for segment in segments:
+        """Find the places of the segments' sequences; `sequences`: how many numbers there are."""
+        places = np.zeros(sequences, dtype=PLACE)
+        for number, segment in enumerate(segments):
+            here = np.empty(len(segment.lengths), dtype=PLACE)
+            here["size"], here["prefix"], here["segment"] = segment.lengths, 0, number
+            np.cumsum(segment.lengths, out=here["start"])
+            here["start"] -= segment.lengths
             numbers = segment.numbers
-            places = np.arange(element, element + len(numbers), dtype=np.int32)
             if int(numbers.min(initial=0)) < 0:
                 asked = numbers >= 0
-                numbers, places = numbers[asked], places[asked]
-            elements[numbers] = places
-            element += len(segment.lengths) + 1  # and what lies between this segment and the next
-        arrays = {
-            name: _binary([(segment.columns[name], segment.lengths) for segment in segments])
-            for name in (segments[0].columns if segments else ())
-        }
-        return cls(arrays, elements, segments)
+                numbers, here = numbers[asked], here[asked]
+            places[numbers] = here
+        return cls.at(places, segments)
 
-    def fragments(
-        self, elements: NDArray[np.int32], starts: NDArray[Any], lengths: NDArray[np.int32]
-    ) -> Elements:
-        """Parts of these elements from token `starts` on, [fragments] each."""
+    @classmethod
+    def at(cls, places: NDArray[np.void], segments: list[Segment]) -> Elements:
+        """Sequences at these places, [sequences] of type PLACE."""
         import pyarrow as pa
 
-        arrays: dict[str, pa.Array] = {}
-        found = elements
-        for name, array in self.arrays.items():
-            size = self._token(name).nbytes
-            _, offsets, data = array.buffers()
-            begins = np.frombuffer(offsets, dtype=np.int64)[elements]
-            begins = begins + size * starts.astype(np.int64)
-            edges = np.union1d(begins, begins + size * lengths.astype(np.int64))
-            found = np.searchsorted(edges, begins).astype(np.int32)
-            buffers = [None, pa.py_buffer(edges), data]
-            arrays[name] = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
-        return replace(self, arrays=arrays, elements=found)
+        buffers: dict[str, list[pa.Buffer]] = {}
+        short: dict[str, Short] = {}
+        by_width: dict[int, NDArray[np.intp]] = {}
+        for name in segments[0].columns if segments else ():
+            columns = [segment.columns[name] for segment in segments]
+            width = _width(columns[0])
+            if width > WIDEST or max(len(column) for column in columns) >= 2**31 // width:
+                continue
+            buffers[name] = [pa.py_buffer(column) for column in columns]
+            if width not in by_width:
+                by_width[width] = np.flatnonzero(places["size"] <= INLINE // width)
+            if len(by_width[width]):
+                short[name] = _short(columns, places, by_width[width])
+        return cls(segments, places, buffers, short)
+
+    def fragments(
+        self, places: NDArray[np.void], starts: NDArray[Any], lengths: NDArray[np.int32]
+    ) -> Elements:
+        """Parts of the sequences at these places from token `starts` on, [fragments] each."""
+        parts = places.copy()
+        parts["start"] += starts.astype(np.int32)
+        parts["size"] = lengths
+        return Elements.at(parts, self.segments)
 
     def take(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
         """A column of sequences, of at least one, one after the other: [tokens] or [tokens, K]."""
+        places = self.places.take(sequences)
+        if name not in self.buffers:
+            lie = zip(*(places[field].tolist() for field in ("segment", "start", "size")), strict=True)
+            return np.concatenate([self.segments[n].columns[name][at : at + size] for n, at, size in lie])
         import pyarrow as pa
 
-        elements = self.elements.take(sequences)  # half the time of an index
-        indexes = pa.Array.from_buffers(pa.int32(), len(elements), [None, pa.py_buffer(elements)])
-        token = self._token(name)
-        _, ends, taken = self.arrays[name].take(indexes).buffers()
-        size = int(np.frombuffer(ends, dtype=np.int64)[len(elements)])  # the buffer may be longer
-        found: NDArray[Any] = np.frombuffer(taken, dtype=token.dtype, count=size // token.dtype.itemsize)
-        return found.reshape(-1, *token.shape)
+        token = self.segments[0].columns[name][:0]
+        places["size"] *= _width(token)
+        places["start"] *= _width(token)
+        if name in self.short:
+            rows = np.flatnonzero(places["size"] <= INLINE)
+            known = self.short[name]
+            values = known.values[np.searchsorted(known.numbers, sequences[rows])]
+            places.view("<i4").reshape(-1, 4)[rows, 1:] = values
+        views = pa.Array.from_buffers(
+            pa.binary_view(), len(places), [None, pa.py_buffer(places), *self.buffers[name]]
+        )
+        taken = views.cast(pa.large_binary()).buffers()[2]
+        found: NDArray[Any] = np.frombuffer(taken, dtype=token.dtype)
+        return found.reshape(-1, *token.shape[1:])
 
-    def _token(self, name: str) -> NDArray[Any]:
-        """What a column has for a token, for its type and shape."""
-        column = self.segments[0].columns[name]
-        return np.empty(column.shape[1:], column.dtype)
+
+def _width(column: NDArray[Any]) -> int:
+    """Bytes that a column has for a token."""
+    return column.itemsize * int(np.prod(column.shape[1:]))
+
+
+def _short(columns: list[NDArray[Any]], places: NDArray[np.void], numbers: NDArray[np.intp]) -> Short:
+    """What a column, which is given by segments, has of these sequences."""
+    width = _width(columns[0])
+    most = np.arange(INLINE // width)
+    here = places[numbers]
+    by_segment = np.argsort(here["segment"], kind="stable")
+    edges = np.searchsorted(here["segment"][by_segment], np.arange(len(columns) + 1))
+    found = np.zeros((len(numbers), INLINE), dtype=np.uint8)
+    for column, start, stop in zip(columns, edges[:-1], edges[1:], strict=True):
+        rows = by_segment[start:stop]
+        if not len(rows) or not len(column):
+            continue
+        tokens = np.minimum(here["start"][rows, None] + most, len(column) - 1)
+        values = column.view(np.uint8).reshape(len(column), width)[tokens]
+        values[most >= here["size"][rows, None]] = 0
+        found[rows, : len(most) * width] = values.reshape(len(rows), -1)
+    return Short(numbers, found.view("<i4"))
 
 
 @dataclass(frozen=True)
@@ -124,7 +182,7 @@ class FolderGather:
         return self.elements.take("input_ids", sequences), targets
 
     def labels(self, sequences: NDArray[Any]) -> NDArray[np.int32]:
-        if not self.cut and "labels" in self.elements.arrays:
+        if not self.cut and "labels" in self.elements.columns:
             return self.elements.take("labels", sequences)
         found = self.elements.take("input_ids", sequences).astype(np.int32)
         found[self._starts(sequences)] = IGNORE_INDEX
@@ -132,7 +190,7 @@ class FolderGather:
 
     @property
     def is_weighted(self) -> bool:
-        return WEIGHT in self.elements.arrays
+        return WEIGHT in self.elements.columns
 
     def extra(self, name: str, sequences: NDArray[Any]) -> NDArray[Any]:
         if name in self.extras:
@@ -153,29 +211,6 @@ class FolderGather:
 def renumbered(segments: Iterable[Segment], numbers: NDArray[np.int64]) -> list[Segment]:
     """The segments with `numbers[n]` in place of each number n; -1 stays."""
     return [s._replace(numbers=np.where(s.numbers < 0, -1, numbers[s.numbers])) for s in segments]
-
-
-def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _binary(parts: list[tuple[NDArray[Any], NDArray[np.int32]]]) -> pa.Array:
-    """Arrays in ascending memory as one binary array: their elements, and one for each gap between."""
-    import pyarrow as pa
-
-    base = _address(parts[0][0])
-    # In place: with its parts beside it, it would be the most memory that a repack takes.
-    offsets = np.empty(sum(len(lengths) + 1 for _, lengths in parts), dtype=np.int64)
-    filled = 0
-    for values, lengths in parts:
-        ends = offsets[filled : filled + len(lengths) + 1]
-        ends[0] = 0
-        np.cumsum(lengths, out=ends[1:])
-        ends *= values[:0].itemsize * int(np.prod(values.shape[1:]))
-        ends += _address(values) - base
-        filled += len(ends)
-    data = pa.foreign_buffer(base, int(offsets[-1]), base=[values for values, _ in parts])
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 
 
 def stored_segments(reader: PackedReader, names: Iterable[str]) -> Iterator[Segment]:

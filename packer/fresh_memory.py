@@ -2,8 +2,9 @@
 
 A page that the kernel hands out is cleared first, and on a virtual machine often fetched from the host before
 that: for arrays that are filled once and read once it takes longer than the work. glibc gives large blocks
-back as soon as they are free; told not to, a repack takes a tenth less time. The price is that memory which
-was used stays the process's until it ends, so this is for commands that end soon after.
+back as soon as they are free; told not to, a repack takes a tenth less time. Arrow's own pool would take more
+for each thread, and in large pages, the slowest to come, so it allocates as everybody else does. The price is
+that memory which was used stays the process's until it ends, so this is for commands that end soon after.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ _LARGEST = 32 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed, where it is the C library, and Arrow's pool, unless it is loaded."""
-    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # the pool gives back what was free for 10 ms
+    """Have glibc keep what is freed, where it is the C library, for Arrow too, unless it is loaded."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
@@ -27,3 +27,4 @@ def keep_freed_memory() -> None:
     mallopt(_MMAP_THRESHOLD, _LARGEST)
     mallopt(_TRIM_THRESHOLD, 2**30)
     mallopt(_TOP_PAD, _LARGEST)
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")

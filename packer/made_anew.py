@@ -105,7 +105,7 @@ def make_anew(
         if WEIGHT in columns:
             columns[WEIGHT][firsts] = 0
         lines["targets"][new] = np.add.reduceat(columns["labels"] != IGNORE_INDEX, firsts, dtype=np.int64)
-        asked = {name: columns[name] for name in old.arrays}
+        asked = {name: columns[name] for name in old.columns}
         made.add(Segment(asked, taken.astype(np.int32), new))
         idle = new[(lines["targets"][new] == 0) & (lines["status"][new] == TRUNCATED)]
         lines["status"][idle] = DROPPED
@@ -120,7 +120,7 @@ def _joined(
 
     Only what is trained throughout was ever split, so a later part's first token is, too.
     """
-    columns = {name: old.take(name, sources) for name in old.arrays}
+    columns = {name: old.take(name, sources) for name in old.columns}
     if WEIGHT in columns and len(joints):
         raise InputError(
             f"{len(joints):,} fragments of records with a {WEIGHT} would be joined, and the weight of each "

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,8 @@ class Repack(Build):
         excluded = read_excluded(config.exclude) if config.exclude else None
         # Who leaves out nothing gets what nobody left anything out of.
         self.excluded = excluded if excluded is not None and len(excluded) else None
-        self._unchanged: list[Future[None]] = []
-        """Files that are being compared with their checksums."""
+        self._unchanged: list[tuple[Future[None], Callable[[], None]]] = []
+        """Files that are being compared with their checksums, and what does it."""
         self.identity_of_repack = RepackIdentity(
             self.config, self.folders, [*config.folders], firsts, self.excluded
         )
@@ -174,7 +175,8 @@ class Repack(Build):
 
     def _repack_in(self, work: WorkFolder) -> BuildResult:
         made = MadeAnew(os.path.join(work.path, "tokens.bin"))
-        with ThreadPoolExecutor(self.workers) as hashing:
+        # What this thread does is what all wait for, so a core is left to it.
+        with ThreadPoolExecutor(max(self.workers - 1, 1)) as hashing:
             try:
                 found = [self._split(name, made, hashing) for name in self.identity.splits]
                 shards = [
@@ -194,8 +196,7 @@ class Repack(Build):
             finally:
                 made.close()
                 # Beside all of that; a damaged file is not copied, and is the reason of what else is wrong.
-                for check in self._unchanged:
-                    check.result()
+                self._end_checks()
         self._done("plan")
         manifests = self._write(
             lines,
@@ -213,6 +214,15 @@ class Repack(Build):
             profile=self.profile,
         )
 
+    def _end_checks(self) -> None:
+        """See all files compared; those that nobody has begun with are compared here."""
+        for future, check in self._unchanged:
+            if future.cancel():
+                check()
+        for future, _ in self._unchanged:
+            if not future.cancelled():
+                future.result()
+
     def _split(self, name: str, made: MadeAnew, hashing: ThreadPoolExecutor) -> tuple[Any, Any, Any]:
         """The new lines of one split over all folders: its account, its tokens and its table."""
         manifests = [splits[name] for splits in self.folders]
@@ -229,9 +239,9 @@ class Repack(Build):
             manifest = splits[name]
             reader = PackedReader(Path(folder) / name)
             # The reader compares the sequence table itself.
-            self._unchanged += [hashing.submit(_check, reader, file) for file in manifest.tokenizer_files]
-            shards = range(len(manifest.shards))
-            self._unchanged += [hashing.submit(_check_shard, reader, n) for n in shards]
+            checks = [partial(_check, reader, file) for file in manifest.tokenizer_files]
+            checks += [partial(_check_shard, reader, n) for n in range(len(manifest.shards))]
+            self._unchanged += [(hashing.submit(check), check) for check in checks]
             types = {column.name: column.type for column in manifest.columns}
             is_mapped = (
                 manifest.options.get("compression") in (None, "none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
@@ -24,6 +24,9 @@ from padless.runtime.reader import PackedReader, column_to_numpy
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+NUMBERS = ("record", "source", "row", "part", "start", "length", "num_targets", "cut")
+"""The columns of a table but for its words and the places in its plan."""
 
 
 class Table(NamedTuple):
@@ -64,7 +67,7 @@ def read_settled(
     lengths, targets = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
     counted = deepcopy(account)
     end = 0
-    for columns in _columns(reader):
+    for columns in _columns(reader, ("source", "part", "length", "num_targets", "cut")):
         start, end = end, end + len(columns["length"])
         if end > total:
             break
@@ -92,9 +95,8 @@ def _pieces(reader: PackedReader, records: int, sources: int) -> Iterator[Column
         yield ColumnPiece(columns["record"] + records, columns["row"], columns["source"] + sources, columns)
 
 
-def _columns(reader: PackedReader) -> Iterator[dict[str, NDArray[Any]]]:
-    """The columns of a folder's table by their names in LINE, some lines at a time."""
-    numbers = ("record", "source", "row", "part", "start", "length", "num_targets", "cut")
+def _columns(reader: PackedReader, numbers: Sequence[str] = NUMBERS) -> Iterator[dict[str, NDArray[Any]]]:
+    """The columns of a folder's table by their names in LINE, or some of them, some lines at a time."""
     for table in reader.sequence_lines((*numbers, "status", "reason"), lines=LINES_PER_GROUP, coded=True):
         columns = {name: column_to_numpy(table.column(name)) for name in numbers}
         columns["targets"] = columns.pop("num_targets")
@@ -107,7 +109,7 @@ def _columns(reader: PackedReader) -> Iterator[dict[str, NDArray[Any]]]:
                 )
             columns[name] = codes
         columns["reason"][columns["status"] == WHOLE] = 0
-        columns["empty_reply"] = np.zeros(len(columns["record"]), dtype=np.uint8)  # no folder tells
+        columns["empty_reply"] = np.zeros(len(columns["length"]), dtype=np.uint8)  # no folder tells
         yield columns
 
 
@@ -176,7 +178,7 @@ def assemble(
         extras = {name: column[kept] for name, column in extras.items()}
         segments = renumbered(segments, np.where(kept, np.cumsum(kept) - 1, -1))
     elements = Elements.lay(segments, len(lengths))
-    found = SplitLines(lengths, elements.elements, ids, len(kept), 0, [], extras=extras)
+    found = SplitLines(lengths, elements.places, ids, len(kept), 0, [], extras=extras)
     account.empty_replies = empty_replies  # none of them was dropped: that is refused
     account.enter(found)
     return found, FolderGather(elements, lengths, ids, targets, extras), table

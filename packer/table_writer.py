@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LINES_PER_FILE = 50_000_000
 LINES_PER_GROUP = 2**16
+WRITTEN_BYTES = 2**20
 _ENCODING: dict[str, Any] = {
     "use_dictionary": ["source", "part", "status", "reason", "start", "cut"],
     "column_encoding": {
@@ -90,7 +91,11 @@ def write_table(
         left = min(LINES_PER_FILE, total - number * LINES_PER_FILE)
         lines = left
         with DurableFile(folder, name) as file:
-            with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema, **_ENCODING) as writer:
+            # In few writes: Parquet makes thousands, and each waits for its turn among the writers of shards.
+            with (
+                pa.BufferedOutputStream(pa.PythonFile(file, mode="w"), WRITTEN_BYTES) as buffered,
+                pq.ParquetWriter(buffered, schema, **_ENCODING) as writer,
+            ):
                 while left > 0:
                     piece = next(columns)
                     writer.write_batch(pa.RecordBatch.from_arrays(piece, schema=schema))
@@ -102,7 +107,7 @@ def write_table(
 
 def _columns(pieces: Iterator[Piece | ColumnPiece], places: Places) -> Iterator[list[pa.Array]]:
     """The table's columns, a group of lines at a time; groups never cross LINES_PER_FILE."""
-    statuses, reasons = strings(STATUSES), strings(REASONS)
+    statuses, reasons = Spelled(STATUSES), Spelled(REASONS)
     names = ("part", "status", "reason", "start", "length", "targets", "cut")
     held: list[list[NDArray[Any]]] = []
     sequence = written = 0
@@ -128,8 +133,8 @@ def _columns(pieces: Iterator[Piece | ColumnPiece], places: Places) -> Iterator[
             _array(source),
             _array(row),
             _array(part),
-            statuses.take(_array(status)),
-            reasons.take(_array(reason, status != WHOLE)),
+            statuses.of(status),
+            reasons.of(reason, status != WHOLE),
             _array(start),
             _array(length),
             _array(targets),
@@ -174,6 +179,27 @@ def _array(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.A
     values = np.ascontiguousarray(values)
     mask = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [mask, pa.py_buffer(values)])
+
+
+class Spelled:
+    """Words for their numbers; they are mostly the same for many lines, and those are spelled once."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self._words = strings(words)
+        self._last: tuple[int, int | None] | None = None
+        self._array: pa.Array
+
+    def of(self, numbers: NDArray[np.uint8], valid: NDArray[np.bool_] | None = None) -> pa.Array:
+        """The words, [numbers] of at least one; null where one is not valid."""
+        alike: tuple[int, int | None] | None = None
+        if valid is not None and not valid.any():
+            alike = len(numbers), None
+        elif (valid is None or valid.all()) and not (numbers != numbers[0]).any():
+            alike = len(numbers), int(numbers[0])
+        if alike is None or alike != self._last:
+            self._array = self._words.take(_array(numbers, valid))
+            self._last = alike
+        return self._array
 
 
 def strings(words: tuple[str, ...]) -> pa.Array:

@@ -34,8 +34,8 @@ class SplitLines:
     """One split's sequences, in the order of their lines, and its account."""
 
     lengths: NDArray[np.int32]
-    elements: NDArray[np.int32]
-    """[sequences]: each one's element of the token store."""
+    elements: NDArray[Any]
+    """[sequences]: each one's element of the token store, or its place in packed folders."""
     ids: NDArray[np.int64] | None
     """[sequences]: each one's line; None where every line is a sequence."""
     lines: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rope_tiles import begin, load_pairs, load_rows, split, store_pairs
+from .rope_tiles import GATHERED, begin, load_pairs, load_rows, split, store_pairs
 
 
 @triton.jit
@@ -94,9 +94,21 @@ def _norm_turn_heads(
     token,
     live,
     first_head,
+    flat,
     cos,
     sin,
+    positions,
+    axes,
+    table_rows,
+    sequences,
+    search_steps,
     eps,
+    cos_b,
+    cos_t,
+    cos_d,
+    position_a,
+    position_b,
+    position_t,
     x_b,
     x_t,
     x_h,
@@ -108,6 +120,8 @@ def _norm_turn_heads(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SOURCE: tl.constexpr,
+    AXES: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     ROUNDED: tl.constexpr,
@@ -126,9 +140,23 @@ def _norm_turn_heads(
     source = x + (row * x_b + token * x_t)[:, None, None] + (head * x_h)[None, :, None]
     target = y + (row * y_b + token * y_t)[:, None, None] + (head * y_h)[None, :, None]
     # fmt: off
+    # In the order of rope_triton.
+    LATE: tl.constexpr = SOURCE == GATHERED
+    if not LATE:
+        c, s = load_rows(
+            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
+        )
     a, b = load_pairs(
         source, mask, x_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
+    if LATE:
+        c, s = load_rows(
+            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
+        )
     wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
     # fmt: on
     squares = total(a * a + b * b, 2)
@@ -143,7 +171,7 @@ def _norm_turn_heads(
         b = b.to(dtype).to(tl.float32)
     # fmt: off
     store_pairs(
-        target, mask, y_d, a * cos - b * sin, b * cos + a * sin,
+        target, mask, y_d, a * c - b * s, b * c + a * s,
         HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
     # fmt: on
@@ -218,23 +246,21 @@ def norm_rope_kernel(
     live = flat < tokens
     row, token = split(flat, length, ONE_ROW, LONG_INDEXING)
     # fmt: off
-    c, s = load_rows(
-        cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
-        cos_b, cos_t, cos_d, position_a, position_b, position_t,
-        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
-    )
     if block < Q_BLOCKS:
         _norm_turn_heads(
-            q, new_q, q_weight, row, token, live, block * BLOCK_H, c, s, eps,
+            q, new_q, q_weight, row, token, live, block * BLOCK_H, flat, cos, sin, positions, axes,
+            table_rows, sequences, search_steps, eps, cos_b, cos_t, cos_d, position_a, position_b, position_t,
             q_b, q_t, q_h, q_d, new_q_b, new_q_t, new_q_h, new_q_d,
-            Q_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
+            Q_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
             BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     else:
         _norm_turn_heads(
-            k, new_k, k_weight, row, token, live, (block - Q_BLOCKS) * BLOCK_H, c, s, eps,
+            k, new_k, k_weight, row, token, live, (block - Q_BLOCKS) * BLOCK_H, flat, cos, sin, positions,
+            axes, table_rows, sequences, search_steps, eps, cos_b, cos_t, cos_d, position_a, position_b,
+            position_t,
             k_b, k_t, k_h, k_d, new_k_b, new_k_t, new_k_h, new_k_d,
-            K_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
+            K_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
             BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     # fmt: on

@@ -10,6 +10,8 @@ on a device. Where there is no Triton kernel to run the reference computes the s
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -74,12 +76,19 @@ def _apply(q: Tensor, k: Tensor, norm: NormInputs, given: RopeInputs) -> tuple[T
     return _forward(q, k, norm, given)
 
 
+@cache
+def _kernels() -> ModuleType:
+    """What launches the kernels; Triton is imported when one is first needed."""
+    from . import qk_norm_rope_launch
+
+    return qk_norm_rope_launch
+
+
 def _forward(q: Tensor, k: Tensor, norm: NormInputs, given: RopeInputs) -> tuple[Tensor, Tensor]:
     """Without autograd's knowledge: by the kernel where it runs, else by the reference."""
     if runs_kernel(q):
-        from .qk_norm_rope_launch import norm_rotate
-
-        return norm_rotate(q, k, norm, given)
+        turned: tuple[Tensor, Tensor] = _kernels().norm_rotate(q, k, norm, given)
+        return turned
     check_inputs(q, k, given)
     check_norm(q, norm)
     return norm_rotate_ref(q, k, norm, given)
@@ -89,9 +98,8 @@ def _backward(
     q: Tensor, k: Tensor, grad_q: Tensor, grad_k: Tensor, norm: NormInputs, given: RopeInputs, weights: bool
 ) -> Gradients:
     if runs_kernel(q):
-        from .qk_norm_rope_launch import norm_rotate_back
-
-        return norm_rotate_back(q, k, grad_q, grad_k, norm, given, weights)
+        grads: Gradients = _kernels().norm_rotate_back(q, k, grad_q, grad_k, norm, given, weights)
+        return grads
     return norm_rotate_ref_back(q, k, grad_q, grad_k, norm, given)
 
 

@@ -12,6 +12,8 @@ Where there is no Triton kernel to run the reference computes the same.
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -63,7 +65,8 @@ def attend(
     options: Options,
 ) -> Tensor:
     """`short_attention` of what was checked already."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if not q.stride()[-1] == k.stride()[-1] == v.stride()[-1] == 1:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if cos is not None and sin is not None:
         cos, sin = cos.contiguous(), sin.contiguous()
     if torch.compiler.is_compiling():
@@ -92,6 +95,14 @@ def _takes_kernel(q: Tensor) -> bool:
     return runs_kernel(q) and q.dtype in DTYPES and (q.is_cuda or q.dtype != torch.bfloat16)
 
 
+@cache
+def _kernels() -> ModuleType:
+    """What launches the kernels; Triton is imported when one is first needed."""
+    from . import short_attention_launch
+
+    return short_attention_launch
+
+
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -105,9 +116,8 @@ def _forward(
 ) -> Saved:
     """Without autograd's knowledge: by the kernels where they run, else by the reference."""
     if _takes_kernel(q):
-        from .short_attention_launch import forward
-
-        return forward(q, k, v, work, cos, sin, options, keep=keep)
+        saved: Saved = _kernels().forward(q, k, v, work, cos, sin, options, keep=keep)
+        return saved
     out = attend_ref(q, k, v, work.starts, cos, sin, options)
     return Saved(q, k, out, q.new_empty(q.shape[:2], dtype=torch.float32))
 
@@ -122,9 +132,8 @@ def _backward(
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _takes_kernel(v):
-        from .short_attention_launch import backward
-
-        return backward(saved, v, grad, work, cos, sin, options)
+        grads: tuple[Tensor, Tensor, Tensor] = _kernels().backward(saved, v, grad, work, cos, sin, options)
+        return grads
     return attend_ref_back(saved.q, saved.k, v, grad, work.starts, cos, sin, options)
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -107,8 +109,9 @@ def _launch(
     *counts: int,
 ) -> None:
     """`key`: all that `first` and compilation look at, addresses apart. Counts are another each time."""
-    pointers = tuple([x.data_ptr() for x in tensors])
-    key = (*key, alignment(*pointers))
+    pointers = [x.data_ptr() for x in tensors]
+    if reduce(or_, pointers) & 15:
+        key = (*key, alignment(*pointers))
     again = _LAUNCHES.get(key)
     if again is not None:
         stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
@@ -137,7 +140,7 @@ def _elsewhere(x: Tensor) -> bool:
 def turn(k: Tensor, work: WorkList, cos: Tensor, sin: Tensor) -> Tensor:
     """k [T, Hk, D] turned by each token's place in its sequence, contiguous."""
     tokens, heads, dim = k.shape
-    new = torch.empty((tokens, heads, dim), dtype=k.dtype, device=k.device)
+    new = torch.empty_like(k, memory_format=torch.contiguous_format)
     block_h, block_half = triton.next_power_of_2(heads), triton.next_power_of_2(dim // 2)
     block_t = max(1, 2048 // (block_h * block_half))
 
@@ -153,8 +156,9 @@ def turn(k: Tensor, work: WorkList, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _key(q: Tensor, k: Tensor, v: Tensor, work: WorkList, table: Tensor | None, options: Options) -> Any:
     """What the kernels' constants and numbers follow from, strides of gradients apart."""
+    _, q_heads, dim = q.shape
     return (
-        q.shape[1:], k.shape[1], q.stride(), k.stride(), v.stride(), q.dtype, q.device, work.tiles, options,
+        q_heads, k.shape[1], dim, q.stride(), k.stride(), v.stride(), q.dtype, q.device, work.tiles, options,
         None if table is None else table.dtype,
     )  # fmt: skip
 
@@ -174,8 +178,9 @@ def forward(
     if _elsewhere(q):
         with torch.cuda.device(q.device):
             return forward(q, k, v, work, cos, sin, options, keep=keep)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    tokens, q_heads, _ = q.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_empty((tokens, q_heads), dtype=torch.float32)
     rope = cos is not None and sin is not None
     kept = torch.empty_like(out) if keep and rope else q
     if not work.tokens:
@@ -213,13 +218,11 @@ def backward(
         with torch.cuda.device(v.device):
             return backward(saved, v, grad, work, cos, sin, options)
     q, k, out, lse = saved
-    grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    grad_k = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    grad_v = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     delta = torch.empty_like(lse)
     if not work.tokens:
         return grad_q, grad_k, grad_v
-    if grad.stride(-1) != 1:
+    if grad.stride()[-1] != 1:
         grad = grad.contiguous()
     rope = cos is not None and sin is not None
 

@@ -48,12 +48,13 @@ def rotation(rotary: Rotary) -> Callable[..., tuple[Tensor, Tensor]]:
         if rotary.repeated:
             cos, sin = cos[..., ::2], sin[..., ::2]
         q, k = q.transpose(1, 2), k.transpose(1, 2)
-        how: dict[str, Any] = {"interleaved": rotary.interleaved, "rotary_dim": turned}
         if norms is None:
-            q, k = rotate(q, k, cos, sin, **how)
+            q, k = rotate(q, k, cos, sin, interleaved=rotary.interleaved, rotary_dim=turned)
         else:
-            how |= {"eps": norms.eps, "plus_one": rotary.norm_offset == 1.0}
-            q, k = qk_norm_rope(q, k, *_weights(norms, q.dtype), cos, sin, **how)
+            q, k = qk_norm_rope(
+                q, k, *_weights(norms, q.dtype), cos, sin, eps=norms.eps, plus_one=rotary.norm_offset == 1.0,
+                interleaved=rotary.interleaved, rotary_dim=turned,
+            )  # fmt: skip
         return q.transpose(1, 2), k.transpose(1, 2)
 
     return apply_rotary_pos_emb
@@ -63,6 +64,8 @@ class _WithoutNorms:
     """An attention module, but that its two norms do nothing."""
 
     def __init__(self, attention: nn.Module) -> None:
+        if not torch.compiler.is_compiling():  # nn.Module finds its parts in Python, one by one
+            vars(self).update(vars(attention), **attention._modules | dict.fromkeys(_NORMS, _unchanged))
         self._attention = attention
 
     def __getattr__(self, name: str) -> Any:

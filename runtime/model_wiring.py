@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from padless.runtime.attention import varlen_attention
+from padless.runtime.attention import Options, attend, boundaries_of
 from padless.runtime.errors import ModelError
 from padless.runtime.model_families import INTERFACE, ROTARY, ROTATION, code_of, family_of, mentions
 from padless.runtime.model_rotation import rotation, with_norms_in_rotation
@@ -91,28 +91,26 @@ class PackedAttention:
             )
         if position_bias is not None:
             raise ModelError(f"varlen attention has no position bias, which {type(module).__name__} asks for")
-        batch, _, tokens, _ = query.shape
+        batch, _, tokens, dim = query.shape
         if key.shape[2] != tokens:
             raise ModelError(f"{tokens} queries meet {key.shape[2]} keys: packed batches have no cache")
-        kind = value.device.type
         # Norms and rotations of some models widen q and k, as they do under autocast; v tells what is meant.
-        wide = value.dtype is torch.float64 or not torch.is_autocast_enabled(kind)
-        dtype = value.dtype if wide else torch.get_autocast_dtype(kind)
-        q, k, v = (x.transpose(1, 2).flatten(0, 1).to(dtype) for x in (query, key, value))
-        out = varlen_attention(
-            q,
-            k,
-            v,
-            cu_seq_lens_q,
-            max_length_q,
-            scale=scaling,
-            window=sliding_window,
-            softcap=softcap,
-            sinks=s_aux,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            backend=self._backend,
-        )
-        return out.view(batch, tokens, *out.shape[1:]), None
+        dtype, kind = value.dtype, value.device.type
+        if dtype is not torch.float64 and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        q, k, v = _row(query, dtype), _row(key, dtype), _row(value, dtype)
+        boundaries = boundaries_of(cu_seq_lens_q, max_length_q, batch * tokens)
+        scale = dim**-0.5 if scaling is None else scaling
+        exact = torch.are_deterministic_algorithms_enabled()
+        options = Options(True, scale, sliding_window, softcap, s_aux, exact)
+        out = attend(q, k, v, boundaries, options, self._backend)
+        return out.unsqueeze(0) if batch == 1 else out.view(batch, tokens, *out.shape[1:]), None
+
+
+def _row(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, H, T, D] -> [B * T, H, D]."""
+    x = x.squeeze(0).transpose(0, 1) if x.shape[0] == 1 else x.transpose(1, 2).flatten(0, 1)
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,7 +20,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -43,13 +45,15 @@ from training_clock import (
     percentiles,
     time_steps,
 )
-from training_graph import GraphTrainer, one_shape
+from training_graph import GraphTrainer, of_few_shapes
 from training_models import CHECKPOINTED, MODELS, PEAK, make_model, operations
-from training_tables import FULL, PLAIN, SPEED, is_done
+from training_tables import EPOCH, EPOCH_USEFUL, FULL, PLAIN, SPEED, is_done
 
 WARM_UP = 2
 """Steps of a packed arm before the clock starts, after one with each shape of the packs AHEAD."""
 AHEAD = 12
+MANY = 64
+"""Packs of the static arm among which all shapes are, which are captured before the clock starts."""
 PROFILED = 2
 """Steps whose kernels are timed one by one."""
 GIB = 2**30
@@ -73,8 +77,12 @@ def batches_of(
     form: str, batches: list[list[Sequence]], options: argparse.Namespace, folder: Path, device: str
 ) -> tuple[list[Batch], Iterator[Batch]]:
     """Those to begin with, and those to be timed."""
-    if form in ("packed", "static"):
-        stream = (streamed if form == "packed" else one_shape)(folder, options.packs, device)
+    if form == "static":
+        stream = of_few_shapes(folder, options.packs, device)
+        seen = list(itertools.islice(stream, MANY))
+        return list({batch.shape_number: batch for batch in seen}.values()), stream
+    if form == "packed":
+        stream = streamed(folder, options.packs, device)
         # Some of Liger's kernels are compiled for each number of tokens, and packs have a few.
         seen = list(itertools.islice(stream, AHEAD))
         return list({batch.shape: batch for batch in seen}.values()) + seen[:WARM_UP], stream
@@ -108,8 +116,6 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         trainer = (GraphTrainer if is_static else Trainer)(model=model, optimizer=optimizer)
         first, rest = batches_of(arm.form, batches, options, folder, device)
         print(f"  {label}: model and batches after {time.perf_counter() - began:.1f} s", flush=True)
-        if isinstance(trainer, GraphTrainer):
-            trainer.capture(first[0])
         cold = time_steps(trainer, first, len(first), options.seconds)
         if arm.is_padded:
             seen = {batch.shape for batch in cold.batches}
@@ -122,6 +128,7 @@ def run_arm(name: str, options: argparse.Namespace, folder: Path) -> None:
         add("tokens an epoch", sum(len(ids) for ids, _ in every))
         if arm.is_padded:
             add("tokens a second, cold", cold.tokens / cold.seconds, "/s")
+            add_epoch(add, timed, batches)
         if ON_GPU:
             add("peak memory", torch.cuda.max_memory_allocated() / GIB, "GiB")
     except torch.OutOfMemoryError as problem:
@@ -160,6 +167,18 @@ def add_speed(add: Add, model: torch.nn.Module, timed: Timed) -> None:
     work = sum(operations(model, batch.lengths) for batch in timed.batches)
     add("MFU", work / timed.seconds / PEAK, "share")
     add("first loss", timed.first_loss)
+
+
+def add_epoch(add: Add, timed: Timed, batches: list[list[Sequence]]) -> None:
+    """All padded batches of the epoch, each as long as those of its shape took; if all shapes were timed."""
+    seconds: dict[tuple[int, ...], list[float]] = {}
+    for batch, took in zip(timed.batches, timed.steps, strict=True):
+        seconds.setdefault(batch.shape, []).append(took)
+    shapes = [(len(batch), max(len(ids) for ids, _ in batch)) for batch in batches]
+    if set(shapes) <= set(seconds):
+        tokens = sum(len(ids) for batch in batches for ids, _ in batch)
+        add(EPOCH, tokens / sum(statistics.fmean(seconds[shape]) for shape in shapes), "/s")
+        add(EPOCH_USEFUL, tokens / sum(math.prod(shape) for shape in shapes), "share")
 
 
 def add_host(add: Add, trainer: Trainer, short: Batch, timed: Timed) -> None:

@@ -26,8 +26,8 @@ class Arm:
     """How one way to train begins."""
 
     form: str
-    """Of its batches: padded, grouped (padded, with others of like length), packed, or static (packed, of one
-    shape, under a CUDA graph)."""
+    """Of its batches: padded, grouped (padded, with others of like length), packed, or static (packed, of few
+    shapes, under CUDA graphs)."""
     prepare: Callable[[Any, Batch, Path], str]
     """Changes a model for it, given a short batch to try it on and the folder; says what was taken."""
 
@@ -82,5 +82,6 @@ ARMS = {
     "padless short": Arm(form="packed", prepare=_own(attention="short")),
     "padless liger short": Arm(form="packed", prepare=_own(liger=True, attention="short")),
     "padless liger flash": Arm(form="packed", prepare=_own(liger=True, attention="flash")),
-    "padless graph": Arm(form="static", prepare=_own(liger=("rms_norm", "mlp"), attention="flash")),
+    "padless graph": Arm(form="static", prepare=_own(liger=True)),
+    "padless graph flash": Arm(form="static", prepare=_own(liger=True, attention="flash")),
 }

@@ -38,6 +38,8 @@ class Batch:
     """Trained ones."""
     sequences: int | None = None
     """How many there are, where what is filled up counts as more."""
+    shape_number: int = 0
+    """Which of a few shapes it was filled up to."""
 
     @property
     def lengths(self) -> list[int]:

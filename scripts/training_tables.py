@@ -3,8 +3,9 @@
 Padding alone explains a gain of 1 / useful share of the padded arm: its other tokens are computed for
 nothing. What is more than that is the runtime's. The fastest arm of padless stands for it in what is derived
 here. Arms update after every batch, and those of packs are larger, so the gain without the optimizer's time
-stands beside the gain. Packs hold like numbers of tokens, so their speed is that of the median step, which a
-kernel that is compiled meanwhile does not change; padded batches differ, and theirs is that of all steps.
+stands beside the gain. Speed is that of all steps; where there are few of packs, which hold like numbers of
+tokens, it is that of the median step, which a kernel that is compiled meanwhile does not change. Padded
+batches are a draw: where they are of a few shapes, their speed over all batches of the epoch is known too.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any
 Rows = Sequence[dict[str, Any]]
 BASE = "padded, 8 rows"
 SPEED, PLAIN, FULL = "tokens a second", "tokens a second, without updates", "out of memory"
+EPOCH, EPOCH_USEFUL = "tokens a second, epoch", "useful, epoch"
 MEMORY = "activation memory, same sequences"
 PEERS = ("transformers", "unsloth")
 PACKED = 0.99
 """Useful share from which on batches are packed and alike."""
+FEW = 30
+"""Steps below which one slow step would tell."""
 IDLE = 0.1
 """Idle share of the device that is told of."""
 
@@ -46,7 +50,7 @@ class Case:
 
 def speed(found: dict[str, float], *, updates: bool = True) -> float:
     """Real tokens a second of an arm; without its optimizer's time where `updates` is False."""
-    if found["useful"] < PACKED:
+    if found["useful"] < PACKED or found["steps"] >= FEW:
         return found[SPEED if updates else PLAIN]
     tokens, seconds = found["tokens a step"], found["step"] / 1e3
     return tokens / (seconds if updates else seconds - tokens * (1 / found[SPEED] - 1 / found[PLAIN]))
@@ -91,6 +95,12 @@ def derived(case: Case) -> str | None:
             f"its useful share of {case.base['useful']:.1%} alone explains {explained:.2f}, so "
             f"{gain / explained:.2f} times ({plain / explained:.2f}) is the rest"
         )
+        if EPOCH in case.base:
+            whole, explained = speed(own) / case.base[EPOCH], 1 / case.base[EPOCH_USEFUL]
+            told.append(
+                f"over all padded batches of the epoch, {case.base[EPOCH_USEFUL]:.1%} useful, "
+                f"{whole:.2f} times ({whole / explained:.2f} times what padding explains)"
+            )
         if case.base.get("idle", 0) > IDLE:
             told.append(f"the GPU waits for Python for {case.base['idle']:.0%} of the padded arm's time")
     told += [

@@ -61,6 +61,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes devices of a compute capability, and libraries there or not."""
 
     def make(capability: tuple[int, int], missing: str | None = None) -> None:
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         for module in [
             choice,
             backend,

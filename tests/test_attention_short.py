@@ -12,14 +12,19 @@ torch = pytest.importorskip("torch")
 
 from attending import attend_slowly, bounds_of, pretend  # noqa: E402
 
+from padless.kernels import capture as kernels_capture  # noqa: E402
 from padless.kernels import short_attention_work  # noqa: E402
+from padless.kernels.short_attention_work import work_list_on_device  # noqa: E402
 from padless.runtime.attention import (  # noqa: E402
     BACKENDS,
     Options,
     Request,
     boundaries_of,
     choose,
+    choose_parts,
 )
+from padless.runtime.attention import backend as attention_backend  # noqa: E402
+from padless.runtime.attention import short as short  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
 from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
 
@@ -116,15 +121,75 @@ def test_a_choice_leaves_devices_that_were_not_measured(device: Callable[..., No
     assert choose(request(), "short") == "short"
 
 
-def test_a_graph_that_is_captured_takes_none_of_its_tiles(
+@pytest.fixture
+def capture(device: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Says that calls, on CPU tensors as well, go into the graph of this number, or into none."""
+    device((9, 0))
+
+    def begin(number: int | None) -> None:
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: number is not None)
+        monkeypatch.setattr(kernels_capture, "tells_captures", lambda: True)
+        monkeypatch.setattr(kernels_capture, "capture_number", lambda: number)
+        for module in (short, attention_backend):
+            monkeypatch.setattr(module, "is_captured", lambda device: number is not None)
+
+    return begin
+
+
+def test_a_graph_that_is_captured_lists_tiles_of_boundaries_that_nobody_looks_at(
+    capture: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be replayed over others in the same memory; and what one graph lists is listed in no other."""
+    bounds = bounds_of(LENGTHS)
+    boundaries = boundaries_of(bounds, 9, 18)
+    monkeypatch.setattr(boundaries, "lengths", lambda: pytest.fail("lengths were looked at"))
+    made = []
+    monkeypatch.setattr(
+        short_attention_work,
+        "work_list_on_device",
+        lambda *given: made.append(given) or work_list_on_device(*given),
+    )
+    leaves = [torch.randn(18, h, 8, dtype=torch.float64) for h in (6, 2, 2)]
+    for number, lists in ((3, 1), (3, 1), (4, 2), (3, 2)):
+        capture(number)
+        out = SHORT.forward(*leaves, boundaries, PLAIN)
+        assert torch.allclose(out, attend_slowly(*leaves, LENGTHS))
+        assert len(made) == lists
+    assert made[0][0] is boundaries.cu_seqlens
+
+
+def test_a_graph_that_is_captured_may_take_it_where_captures_can_be_told_apart(
+    capture: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture(1)
+    assert choose(request()) == "short"
+    monkeypatch.setattr(kernels_capture, "tells_captures", lambda: False)
+    assert choose(request()) == "flash"
+    with pytest.raises(BackendError, match="does not tell for which graph"):
+        choose(request(), "short")
+
+
+@pytest.mark.parametrize("backend", ["flex", "xformers", "sdpa", "sdpa_mask"])
+def test_a_graph_that_is_captured_takes_nothing_that_boundaries_were_made_into(
+    capture: Callable[[int | None], None], backend: str
+) -> None:
+    capture(1)
+    with pytest.raises(BackendError, match="a CUDA graph may be replayed over others"):
+        choose(request(), backend)
+
+
+def test_a_graph_that_is_captured_cuts_no_row_in_two(
     device: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be replayed over other boundaries in the same memory."""
-    device((9, 0))
+    """Where the short sequences of another batch begin is not known."""
+    device((9, 0), "flash-attn-4")
+    lengths = [8_192, *[100] * 80]
+    boundaries = boundaries_of(bounds_of(lengths), 8_192, sum(lengths))
+    row = request(tokens=sum(lengths), mean_length=4_200.0)
+    assert [name for _, name in choose_parts(row, boundaries)] == ["flash_attn_4", "short"]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert choose(request()) == "flash"
-    with pytest.raises(BackendError, match="a CUDA graph may be replayed over others"):
-        choose(request(), "short")
+    monkeypatch.setattr(kernels_capture, "tells_captures", lambda: True)
+    assert choose_parts(row, boundaries) == [(boundaries, "flash_attn_4")]
 
 
 @pytest.mark.parametrize("changed", [{"causal": False}, {"head_dim": 264}, {"dtype": torch.float32}], ids=str)

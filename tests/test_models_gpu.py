@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch import Tensor  # noqa: E402
 from padless.runtime.attention import BACKENDS  # noqa: E402
 from padless.runtime.errors import AttentionError, IsolationError  # noqa: E402
 from padless.runtime.models import check_isolation, prepare_model  # noqa: E402
+from padless.runtime.static import pad_batch  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -88,11 +91,18 @@ def test_packed_is_as_near_to_float64_as_unpacked_in_bf16(family: str, backend: 
         assert relative(found[name], gradient) <= allowed, (name, relative(found[name], gradient), allowed)
 
 
+LIGER = ("rms_norm", "mlp", "loss") if importlib.util.find_spec("liger_kernel") else ("loss",)
+"""What can be switched on here: the loss is our own."""
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "glm", "cohere"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_packed_training_step_never_waits_for_the_device(family: str, checkpointing: bool) -> None:
+@pytest.mark.parametrize("liger", [False, LIGER], ids=["plain", "liger"])
+def test_a_packed_training_step_never_waits_for_the_device(
+    family: str, checkpointing: bool, liger: Any
+) -> None:
     """BR-171: nothing is read back in forward, backward or optimizer, whatever the boundaries."""
-    model = prepare_model(on_device(family), liger=False).train()
+    model = prepare_model(on_device(family), liger=liger).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -149,6 +159,91 @@ def test_compiled_steps_have_no_graph_break(family: str) -> None:
     assert relative(loss, expected) < 1e-4
     for name, gradient in gradients.items():
         assert relative(found[name], gradient) < 5e-3, name
+
+
+SHAPE: dict[str, int] = {"tokens": 640, "sequences": 9, "max_length": 512, "targets": 600}
+
+
+def static(lengths: list[int], seed: int, masked: int) -> Any:
+    """A batch of SHAPE, whose first tokens are not trained."""
+    batch = packed(lengths, seed)
+    batch["labels"][0, :masked] = -100
+    batch["num_targets"] = int((batch["labels"] != -100).sum())
+    return pad_batch(batch, **SHAPE)
+
+
+@pytest.mark.parametrize("attention", ["flash", "short"])
+def test_a_captured_step_is_right_for_other_boundaries_and_labels(attention: str) -> None:
+    """Nothing that a batch's values decide is kept in the graph."""
+    model = prepare_model(on_device("qwen3"), attention=attention, liger=LIGER).train()
+    batches = [static([300, 1, 77, 130, 64, 5], 1, 9), static([20] * 7, 2, 0), static([500, 90], 3, 300)]
+
+    def run(inputs: dict[str, Any], items: Any) -> Tensor:
+        loss: Tensor = model(**inputs, num_items_in_batch=items).loss
+        return loss
+
+    wanted = []
+    for batch in batches:
+        inputs = batch.to("cuda").model_inputs()
+        wanted.append(step(model, lambda x=inputs, n=batch.num_targets: run(x, n)))
+    held = batches[0].to("cuda").model_inputs()
+    items = torch.ones((), device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run(held, items).backward()
+            model.zero_grad()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = run(held, items)
+        loss.backward()
+    for at in (1, 2, 0, 1):
+        for name, value in batches[at].model_inputs().items():
+            if isinstance(value, Tensor):
+                held[name].copy_(value)
+        items.fill_(batches[at].num_targets)
+        graph.replay()
+        expected, gradients = wanted[at]
+        assert relative(loss, expected) < 1e-3, at
+        for name, parameter in model.named_parameters():
+            assert relative(parameter.grad, gradients[name]) < 1e-2, (at, name)
+
+
+def test_graphs_over_the_same_batch_list_their_own_tiles() -> None:
+    """A list that another graph makes is there only once that one was replayed."""
+    model = prepare_model(on_device("qwen3"), attention="short", liger=False).eval()
+    batches = [static([300, 1, 77, 130, 64, 5], 1, 0), static([20] * 7, 2, 0)]
+    held = batches[0].to("cuda").model_inputs() | {"labels": None}
+    graphs, outs = [], []
+    with torch.no_grad():
+        wanted = model(**(batches[1].to("cuda").model_inputs() | {"labels": None})).logits
+        model(**held)
+        for _ in range(2):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outs.append(model(**held).logits)
+            graphs.append(graph)
+    for name, value in batches[1].model_inputs().items():
+        if isinstance(value, Tensor) and name != "labels":
+            held[name].copy_(value)
+    graphs[1].replay()
+    assert relative(outs[1], wanted) < 1e-3
+
+
+def test_the_readmes_captured_training_runs_and_learns(tmp_path: Any) -> None:
+    from packed import Folder, Seq, write_folder
+
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+    block = next(b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "torch.cuda.graph(" in b)
+    packs = [[Seq([length] * length) for length in (9, 2, 5, 3)]] * 20
+    write_folder(tmp_path / "packed", Folder(packs=packs, max_length=64))
+    block = block.replace('"packed"', repr(str(tmp_path / "packed"))).replace("lr=1e-4", "lr=1e-2")
+    losses: list[float] = []
+    names = {"model": on_device("qwen3").train(), "losses": losses}
+    exec(block + "    losses.append(float(loss))\n", names)
+    assert len(losses) >= len(packs) - 1 and losses[-1] < losses[0] - 1, losses
 
 
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")

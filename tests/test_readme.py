@@ -11,9 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from building import DEMO, TOKENIZER, pack
+from packed import Folder, Seq, write_folder
 
 from padless.packer.formats import FORMATS
 
@@ -125,6 +127,41 @@ def test_the_readmes_training_runs_and_learns(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     losses = [float(line.split()[0]) for line in run.stdout.splitlines()]
     assert len(losses) > 3 and losses[-1] < losses[0] - 0.5, losses
+
+
+def test_the_readmes_captured_training_runs_and_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU a replay is the step once more; tests/test_models_gpu.py runs it as it is."""
+    import torch
+    from tiny_models import tiny
+
+    packs = [[Seq([length] * length) for length in (9, 2, 5, 3)]] * 20
+    write_folder(tmp_path / "packed", Folder(packs=packs, max_length=64))
+    losses: list[float] = []
+    names: dict[str, Any] = {"model": tiny("qwen3").train(), "losses": losses}
+
+    class Graph:
+        def replay(self) -> None:
+            names["optimizer"].zero_grad()
+            names["loss"] = names["step"]()
+
+    for name in ("Stream", "stream", "current_stream", "synchronize", "graph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    block = next(block for block in blocks if "torch.cuda.graph(" in block)
+    for there, here in (
+        ('"packed"', repr(str(tmp_path / "packed"))),
+        ('"cuda"', '"cpu"'),
+        (".pin_memory()", ""),
+        ("lr=1e-4, fused=True, capturable=True", "lr=1e-2"),
+        ("1024", "64"),
+    ):
+        assert there in block
+        block = block.replace(there, here)
+    exec(block + "    losses.append(float(loss))\n", names)
+    assert len(losses) == len(packs) - 1 and losses[-1] < losses[0] - 1, losses
 
 
 def test_the_readmes_tables_come_from_the_raw_rows() -> None:

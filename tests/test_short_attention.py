@@ -20,7 +20,12 @@ from torch import Tensor  # noqa: E402
 
 from padless.kernels.rope_tables import rope_tables  # noqa: E402
 from padless.kernels.short_attention import short_attention, tiles_for  # noqa: E402
-from padless.kernels.short_attention_work import Tiles, WorkList, work_list  # noqa: E402
+from padless.kernels.short_attention_work import (  # noqa: E402
+    Tiles,
+    WorkList,
+    work_list,
+    work_list_on_device,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Of a norm. Triton's interpreter multiplies no bfloat16, so that there float16 stands for both.
@@ -161,6 +166,23 @@ def test_more_heads_share_keys_than_a_tile_has_rows(engine: str) -> None:
 def test_one_sequence_fills_the_row_and_tiny_ones_do(engine: str) -> None:
     check(engine, [150], (4, 1), 32)
     check(engine, [1, 2] * 40, (4, 1), 32)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_programs_with_empty_tiles_do_nothing(engine: str, window: int | None) -> None:
+    """A list that a device made, of as many tiles as there can be."""
+    device = device_of(engine)
+    lengths, tiles = [9, 1, 2, 7, 0, 0, 0], Tiles(4, 16)
+    q, k, v, grad = inputs(lengths, (4, 2), 16, device)
+    bounds = torch.tensor([0, *lengths], device=device).cumsum(0)
+    works = listed(lengths, tiles, device), work_list_on_device(bounds.int(), 19, 9, tiles)
+    assert works[1].query_tiles > works[0].query_tiles and works[1].key_tiles > works[0].key_tiles
+    runs = []
+    for work in works:
+        leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        out = short_attention(*leaves, work, window=window)
+        runs.append([out, *torch.autograd.grad(out, leaves, grad)])
+    assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
 
 
 def test_a_row_is_its_sequences_alone_to_the_bit(engine: str) -> None:

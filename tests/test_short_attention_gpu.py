@@ -17,7 +17,7 @@ from padless.kernels.rope_tables import rope_tables  # noqa: E402
 from padless.kernels.short_attention import short_attention, tiles_for  # noqa: E402
 from padless.kernels.short_attention_inputs import options_of  # noqa: E402
 from padless.kernels.short_attention_ref import attend_ref, attend_ref_back  # noqa: E402
-from padless.kernels.short_attention_work import WorkList, work_list  # noqa: E402
+from padless.kernels.short_attention_work import WorkList, work_list, work_list_on_device  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -145,3 +145,19 @@ def test_a_call_waits_for_nothing() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(again, first)
+
+
+def test_a_list_of_tiles_that_the_device_makes_is_that_of_the_host_and_waits_for_nothing() -> None:
+    lengths = [3, 700, 130, 61, 1, 90] * 20 + [5] * 300 + [0, 0]
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    there, tiles = bounds.cuda(), tiles_for(32, 8, 128)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = work_list_on_device(there, sum(lengths), 700, tiles)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    wanted = work_list(bounds, tiles)
+    assert torch.equal(found.starts.cpu(), wanted.starts)
+    for mine, own in ((found.queries.cpu(), wanted.queries), (found.keys.cpu(), wanted.keys)):
+        assert torch.equal(mine[: len(own)], own) and not mine[len(own) :].any()

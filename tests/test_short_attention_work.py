@@ -8,9 +8,16 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from reads import NothingIsRead  # noqa: E402
 
 from padless.kernels.short_attention import tiles_for  # noqa: E402
-from padless.kernels.short_attention_work import Tiles, WorkList, work_list  # noqa: E402
+from padless.kernels.short_attention_work import (  # noqa: E402
+    Tiles,
+    WorkList,
+    most_tiles,
+    work_list,
+    work_list_on_device,
+)
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=30)
 
@@ -53,6 +60,31 @@ def test_a_tile_begins_with_a_sequence_or_at_a_multiple_of_its_size_within_one(
     for first, end, _ in listed(lengths, Tiles(size, size)).queries.tolist():
         assert (first - owner[first].start) % size == 0
         assert end == owner[end - 1].stop or (owner[first] == owner[end - 1] and end - first == size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(0, 4), st.integers(1, 16), st.integers(1, 16))
+def test_a_list_that_a_device_makes_is_the_same_and_empty_tiles(
+    lengths: list[int], empty: int, query_tokens: int, key_tokens: int
+) -> None:
+    """Whatever the boundaries of its shape: with empty sequences at the end, as pad_batch makes them."""
+    tiles, bounds = Tiles(query_tokens, key_tokens), torch.tensor([0, *lengths, *[0] * empty]).cumsum(0)
+    with NothingIsRead():
+        found = work_list_on_device(bounds.int(), sum(lengths), 40, tiles)
+    wanted = work_list(bounds, tiles)
+    assert torch.equal(found.starts, wanted.starts) and found.max_seqlen == 40
+    for mine, own in ((found.queries, wanted.queries), (found.keys, wanted.keys)):
+        assert torch.equal(mine[: len(own)], own) and not mine[len(own) :].any()
+    shape = (sum(lengths), len(bounds) - 1)
+    assert (found.query_tiles, found.key_tiles) == tuple(most_tiles(*shape, size) for size in tiles)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size"), [([16] * 64, 16), ([9] * 64, 16), ([17] * 64, 16), ([1] * 900, 16)]
+)
+def test_there_are_seldom_more_empty_tiles_than_others(lengths: list[int], size: int) -> None:
+    found = len(listed(lengths, Tiles(size, size)).queries)
+    assert found <= most_tiles(sum(lengths), len(lengths), size) <= 2 * found + 1
 
 
 def test_tiles_of_the_longest_sequence_come_first_and_its_longest_tile_before_them() -> None:

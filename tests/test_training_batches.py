@@ -88,15 +88,38 @@ def test_a_stream_has_no_end_and_every_pack_in_each_pass(folder: Path) -> None:
     assert passes[0] == passes[1] == sorted(sum(LENGTHS[at : at + 4]) for at in (0, 4, 8))
 
 
-def test_batches_of_one_shape_keep_what_is_filled_up_apart(folder: Path) -> None:
+def test_batches_of_a_few_shapes_keep_what_is_filled_up_apart(folder: Path) -> None:
+    """And a shape's numbers hold for each of its batches."""
     import training_graph
 
-    stream = training_graph.one_shape(folder, 1, "cpu")
-    batches = [next(stream) for _ in range(3)]
+    shapes = training_graph.shapes_of(folder, 1)
+    stream = training_graph.of_few_shapes(folder, 1, "cpu")
+    batches = [next(stream) for _ in range(2)]
     stream.close()
-    shapes = {(batch.shape, tuple(batch.inputs["cu_seq_lens_q"].shape)) for batch in batches}
-    assert shapes == {((1, 128), (6,))} and len({batch.inputs["max_length_q"] for batch in batches}) == 1
-    assert sorted(length for batch in batches for length in batch.lengths) == sorted(LENGTHS)
+    # Packs of 19 and 14 tokens, where one has 25, are left out: that one comes in each pass.
+    assert [batch.lengths for batch in batches] == [list(LENGTHS[4:8])] * 2
     for batch in batches:
+        shape, inputs = shapes[batch.shape_number], batch.inputs
+        assert batch.computed == shape["tokens"] == 128 and inputs["max_length_q"] == shape["max_length"]
+        assert len(inputs["cu_seq_lens_q"]) == shape["sequences"] + 1
+        assert inputs["cu_seq_lens_q"].diff().max() <= shape["max_length"]
+        assert batch.targets == batch.tokens - 4 <= shape["targets"]
         assert batch.tokens == sum(batch.lengths) < batch.computed
-        assert (batch.inputs["labels"][0, batch.tokens :] == -100).all()
+        assert (inputs["labels"][0, batch.tokens :] == -100).all()
+
+
+def test_shapes_go_from_few_sequences_to_many_and_the_last_fits_all(tmp_path: Path) -> None:
+    import training_graph
+
+    sequences = [count_up(*[n] * (24 // n)) for n in (2, 3, 4, 6, 8, 12)]
+    write_folder(tmp_path / "packed", Folder(packs=sequences, max_length=24))
+    shapes = training_graph.shapes_of(tmp_path / "packed", 2)
+    assert [shape["sequences"] for shape in shapes] == [5, 7, 9, 13, 17, 25, 25]
+    assert [shape["targets"] for shape in shapes] == [44, 42, 40, 36, 32, 24, 44]
+    assert {shape["tokens"] for shape in shapes} == {256}
+    stream = training_graph.of_few_shapes(tmp_path / "packed", 2, "cpu")
+    batches = [next(stream) for _ in range(6)]
+    stream.close()
+    assert all(
+        batch.tokens == 48 and batch.targets <= shapes[batch.shape_number]["targets"] for batch in batches
+    )

@@ -17,7 +17,7 @@ from training_tables import cases_of, derived, is_done, training_speed
 CASE = "qwen3-8b, mix"
 PADDED = {
     "tokens a second": 2_000.0, "tokens a second, without updates": 2_500.0, "useful": 0.25, "step": 400.0,
-    "step, 10 %": 390.0, "step, 90 %": 410.0, "tokens a step": 800.0, "tokens an epoch": 1e6,
+    "step, 10 %": 390.0, "step, 90 %": 410.0, "tokens a step": 800.0, "tokens an epoch": 1e6, "steps": 100.0,
     "activation memory, same sequences": 10.0, "tokens, same sequences": 4_000.0,
 }  # fmt: skip
 OWN = PADDED | {
@@ -54,6 +54,19 @@ def test_a_gain_stands_beside_what_padding_alone_explains() -> None:
     assert "the same 4,000 tokens take 80% less" in told
 
 
+def test_speed_is_that_of_all_steps_or_of_the_median_of_a_few() -> None:
+    slow = OWN | {"step": OWN["step"] / 2}  # half of the steps took three times as long
+    for steps, gain in ((100, "6.00"), (6, "12.00")):
+        told = derived(cases_of(rows(own=slow | {"steps": float(steps)}, padded=PADDED))[0])
+        assert told is not None and f"trains {gain} times" in told
+
+
+def test_what_all_padded_batches_of_an_epoch_take_is_told_where_it_is_known() -> None:
+    epoch = {"tokens a second, epoch": 1_600.0, "useful, epoch": 0.2}
+    told = derived(cases_of(rows(own=OWN, padded=PADDED | epoch))[0])
+    assert told is not None and "epoch, 20.0% useful, 7.50 times (1.50 times what padding explains)" in told
+
+
 def test_every_padding_free_peer_is_held_against_and_stands_before_our_own() -> None:
     measured = rows(
         own=OWN, unsloth=PEER | {"tokens a second": 9_600.0, "step": 16e6 / 9_600}, peer=PEER, padded=PADDED
@@ -65,7 +78,7 @@ def test_every_padding_free_peer_is_held_against_and_stands_before_our_own() -> 
 
 
 def test_the_last_of_equal_measurements_stands() -> None:
-    table = training_speed(rows(padded=PADDED, own=OWN) + rows(own=OWN | {"step": 1_600.0}))
+    table = training_speed(rows(padded=PADDED, own=OWN) + rows(own=OWN | {"tokens a second": 10_000.0}))
     assert "| padless | 10,000 | 5.00 x |" in table
 
 

@@ -9,11 +9,12 @@ call. A backend that is asked for by name and cannot is an error with the reason
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from padless.runtime.attention.backend import Forward, Options, Request
+from padless.runtime.attention.backend import Forward, Options, Request, capture_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.choice import AUTO, BACKENDS, Choice, choose, choose_parts, request_of
 from padless.runtime.attention.inputs import check_inputs
@@ -83,35 +84,52 @@ def attend(
     Checks and choice look at shapes, types and features; a batch's layers are alike, and the first pays.
     """
     if torch.compiler.is_compiling():
-        return _checked(q, k, v, boundaries, options, backend)(q, k, v, boundaries, options)
-    causal, scale, window, softcap, sinks, deterministic = options
-    key = (
-        backend, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        q.requires_grad or k.requires_grad or v.requires_grad, torch.is_grad_enabled(),
-        causal, window, softcap, deterministic,
-        None if sinks is None else (sinks.shape, sinks.device, sinks.requires_grad),
-        q.is_cuda and torch.cuda.is_current_stream_capturing(),
+        return _checked(q, k, v, boundaries, options, backend).forward(q, k, v, boundaries, options)
+    sinks, trained = options.sinks, q.requires_grad or k.requires_grad or v.requires_grad
+    features: tuple[Any, ...] = options
+    if sinks is not None:
+        trained = trained or sinks.requires_grad
+        features = *options._replace(sinks=None), sinks.shape, sinks.device
+    key: tuple[Any, ...] = (
+        backend, features, trained and torch.is_grad_enabled(), q.shape, k.shape, v.shape,
+        q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
     )  # fmt: skip
-    forward = boundaries.made(key, lambda: _checked(q, k, v, boundaries, options, backend))
-    return forward(q, k, v, boundaries, options)
+    call: _Call | None = boundaries.calls.get(key)
+    if call is None or not call.alike:  # looks whether a graph is being captured only where that counts
+        if (capture := capture_of(q.device)) is not None:
+            key = (*key, capture)
+            call = boundaries.calls.get(key)
+        if call is None:
+            call = boundaries.calls[key] = _checked(q, k, v, boundaries, options, backend)
+    return call.forward(q, k, v, boundaries, options)
+
+
+class _Call(NamedTuple):
+    """What does a call of attention, and all calls alike."""
+
+    forward: Forward
+    alike: bool = True
+    """Whether a CUDA graph holds the same."""
 
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options, backend: str
-) -> Forward:
+) -> _Call:
     """What does such calls; raises AttentionError and BackendError."""
     check_inputs(q, k, v, boundaries.cu_seqlens, options)
     if q.shape[0] == 0:
-        return _empty
+        return _Call(_empty)
     request = request_of(q, k, v, boundaries, options)
     parts = choose_parts(request, boundaries) if backend == "auto" else []
     if len(parts) > 1:
-        return partial(attend_in_parts, [(part, BACKENDS[name].forward) for part, name in parts])
+        forwards = [(part, BACKENDS[name].prepared(q, k, part, options)) for part, name in parts]
+        alike = all(BACKENDS[name].captured == "alike" for _, name in parts)
+        return _Call(partial(attend_in_parts, forwards), alike)
     name = choose(request, backend)
     chosen = BACKENDS[name]
-    if torch.compiler.is_compiling() and not chosen.traceable:
-        return partial(forward_opaque, name)
-    return chosen.forward
+    if not torch.compiler.is_compiling():
+        return _Call(chosen.prepared(q, k, boundaries, options), chosen.captured == "alike")
+    return _Call(chosen.forward if chosen.traceable else partial(forward_opaque, name))
 
 
 def _empty(q: Tensor, *_: object) -> Tensor:

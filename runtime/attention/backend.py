@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class Request(NamedTuple):
     """Whether gradients will be asked for."""
 
 
+Captured = Literal["alike", "anew", "never"]
 Forward = Callable[[Tensor, Tensor, Tensor, Boundaries, Options], Tensor]
 """q [T, Hq, D], k, v [T, Hk, D] -> [T, Hq, D], differentiable."""
 
@@ -70,8 +71,18 @@ class Backend:
     """Why it cannot do a call; None where it can."""
     forward: Forward
     """Only called where it is available."""
+    prepare: Callable[[Tensor, Tensor, Boundaries, Options], Forward] | None = None
+    """Works out once, from q and k, what all calls alike share; gives what does them. They get these very
+    boundaries, and other options only in the sinks' values."""
     traceable: bool = True
     """Whether torch.compile can look inside; where not, a compiled program holds it as one operator."""
+    captured: Captured = "alike"
+    """How a CUDA graph holds it, which may be replayed over other boundaries: as any call, prepared anew for
+    each graph, or not at all, where it depends on what the host makes of the boundaries' values."""
+
+    def prepared(self, q: Tensor, k: Tensor, boundaries: Boundaries, options: Options) -> Forward:
+        """What does a call and those like it, on these boundaries."""
+        return self.forward if self.prepare is None else self.prepare(q, k, boundaries, options)
 
 
 FEATURES = ("window", "softcap", "sinks", "deterministic")
@@ -109,6 +120,25 @@ def cuda_refusal(
     return None
 
 
+def is_captured(device: torch.device) -> bool:
+    """Whether calls on this device go into a CUDA graph, which may be replayed over other boundaries."""
+    if torch.compiler.is_compiling() or device.type != "cuda":
+        return False
+    return torch.cuda.is_current_stream_capturing()
+
+
+def capture_of(device: torch.device) -> int | None:
+    """The number of the CUDA graph that calls on this device go into; None outside of any.
+
+    0 in all of them where the driver does not tell them apart.
+    """
+    if not is_captured(device):
+        return None
+    from padless.kernels.capture import capture_number, tells_captures
+
+    return capture_number() if tells_captures() else 0
+
+
 def element_overflow(request: Request) -> str | None:
     """The reason of kernels that count q's elements in 32 bits."""
     size = request.tokens * request.q_heads * request.head_dim
@@ -119,7 +149,7 @@ def element_overflow(request: Request) -> str | None:
 
 def last_contiguous(x: Tensor) -> Tensor:
     """The tensor, copied where its last dimension is not contiguous: kernels take any other strides."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.stride()[-1] == 1 else x.contiguous()
 
 
 @cache

@@ -9,7 +9,8 @@ they came from is given as well; `collate` has checked the values of its batches
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ class Boundaries:
         self.max_seqlen = max_seqlen
         self.tokens = tokens
         self.sequences = cu_seqlens.shape[0] - 1
+        self.calls: dict[Any, Any] = {}
+        """What does calls of attention, by all that tells them apart; kept by `attend`, a batch long."""
         self._on_host = on_host
         self._made: dict[Any, Any] = {}
 
@@ -101,14 +104,35 @@ def _copy_of(cu_seqlens: Tensor) -> Tensor | None:
     return on_host if version == cu_seqlens._version else None
 
 
+class _Last(NamedTuple):
+    """The last question asked of `boundaries_of`, by weak references, and the answer."""
+
+    cu_seqlens: Callable[[], Tensor | None]
+    version: int
+    max_seqlen: int
+    tokens: int
+    boundaries: Callable[[], Boundaries | None]
+
+
+_last: _Last | None = None
+
+
 def boundaries_of(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> Boundaries:
     """Checked boundaries, the same object as long as the same tensor comes back unchanged.
 
     A model's layers are all handed one tensor, so checks and block masks are made once a batch.
     Raises what `Boundaries` raises.
     """
+    global _last
     if torch.compiler.is_compiling():
         return Boundaries(cu_seqlens, max_seqlen, tokens)
+    last = _last
+    if (
+        last is not None and cu_seqlens is not None and cu_seqlens is last.cu_seqlens()
+        and cu_seqlens._version == last.version and max_seqlen is last.max_seqlen
+        and tokens == last.tokens and (boundaries := last.boundaries()) is not None
+    ):  # fmt: skip
+        return boundaries
     _check_types(cu_seqlens, max_seqlen)
     if cu_seqlens.is_inference():  # has no version, so each call looks again
         return Boundaries(cu_seqlens, max_seqlen, tokens)
@@ -118,7 +142,9 @@ def boundaries_of(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> Boundarie
         # Of the tensor only an alias is kept: otherwise the entry would keep its own key alive.
         seen = (key, Boundaries(cu_seqlens.detach(), max_seqlen, tokens, on_host=_copy_of(cu_seqlens)))
         _SEEN[cu_seqlens] = seen
-    return cast(Boundaries, seen[1])
+    boundaries = cast(Boundaries, seen[1])
+    _last = _Last(ref(cu_seqlens), cu_seqlens._version, max_seqlen, tokens, ref(boundaries))
+    return boundaries
 
 
 def _check_types(cu_seqlens: Tensor, max_seqlen: int) -> None:

@@ -23,7 +23,7 @@ from padless.runtime.attention import (
     short,
     xformers,
 )
-from padless.runtime.attention.backend import Backend, Options, Request, capability_of
+from padless.runtime.attention.backend import Backend, Options, Request, capability_of, is_captured
 from padless.runtime.attention.boundaries import Boundaries
 from padless.runtime.attention.parts import cut
 from padless.runtime.errors import BackendError
@@ -113,13 +113,13 @@ def choose(request: Request, backend: str = "auto") -> str:
     """The name of the backend that does a call; raises BackendError where the one asked for cannot."""
     if backend == "auto":
         for choice in AUTO:
-            if choice.fits(request) and BACKENDS[choice.backend].unavailable(request) is None:
+            if choice.fits(request) and _refusal(choice.backend, request) is None:
                 return choice.backend
     if backend not in BACKENDS:
         raise BackendError(
             f"there is no attention backend {backend!r}; there are auto, {', '.join(BACKENDS)}"
         )
-    reason = BACKENDS[backend].unavailable(request)
+    reason = _refusal(backend, request)
     if reason is not None:
         raise BackendError(
             f"attention backend {backend!r} cannot do this: {reason}; 'auto' takes one that can"
@@ -127,16 +127,24 @@ def choose(request: Request, backend: str = "auto") -> str:
     return backend
 
 
+def _refusal(name: str, request: Request) -> str | None:
+    """Why a backend cannot do a call."""
+    if BACKENDS[name].captured == "never" and is_captured(request.device):
+        return "it makes something of these boundaries, and a CUDA graph may be replayed over others"
+    return BACKENDS[name].unavailable(request)
+
+
 def choose_parts(request: Request, boundaries: Boundaries) -> list[tuple[Boundaries, str]]:
     """What `auto` takes for a row: one backend, or `short` for its short sequences and another for the rest.
 
     Two where a library is faster for the row as a whole, but a third of its tokens or more are in short
-    sequences: there they gain about 40 ns a token, where copies cost 10 ns for each of the row.
+    sequences: there they gain about 40 ns a token, where copies cost 10 ns for each of the row. One in a CUDA
+    graph, which may be replayed over boundaries that are to be cut elsewhere.
     """
     whole = choose(request)
     alone = [(boundaries, whole)]
     limit = SHORT.mean_length
-    if whole == "short" or limit is None or request.mean_length is None:
+    if whole == "short" or limit is None or request.mean_length is None or is_captured(request.device):
         return alone
     if not SHORT._replace(mean_length=None).fits(request) or (two := cut(boundaries, limit)) is None:
         return alone

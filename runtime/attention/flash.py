@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from padless.kernels.autograd import direct
 from padless.runtime.attention.backend import (
     INT32,
     Backend,
+    Forward,
     Options,
     Request,
     cuda_refusal,
@@ -55,15 +57,38 @@ def backward_overflow(request: Request) -> str | None:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
     q, k, v = (last_contiguous(x) for x in (q, k, v))
-    bounds, longest = boundaries.cu_seqlens, boundaries.max_seqlen
-    left, right = (None, None) if options.window is None else (options.window - 1, 0)
-    kernel = options.causal, options.scale, left, right
-    out: Tensor
+    bounds, longest, kernel = boundaries.cu_seqlens, boundaries.max_seqlen, _kernel(options)
     if options.sinks is None and not options.deterministic:
-        out = _run(q, k, v, bounds, longest, *kernel)[0]
-    else:
-        out = _Flash.apply(q, k, v, options.sinks, bounds, longest, kernel, options.deterministic)  # type: ignore[no-untyped-call]
+        return _run(q, k, v, bounds, longest, *kernel)[0]
+    out: Tensor = _Flash.apply(q, k, v, options.sinks, bounds, longest, kernel, options.deterministic)  # type: ignore[no-untyped-call]
     return out
+
+
+def _prepare(q: Tensor, k: Tensor, boundaries: Boundaries, options: Options) -> Forward:
+    """`_forward` for eager calls, by way of less Python."""
+    operator = torch.ops.aten._flash_attention_forward.default
+    bounds, longest, kernel = boundaries.cu_seqlens, boundaries.max_seqlen, _kernel(options)
+    causal, scale, left, right = kernel
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+        q, k, v = last_contiguous(q), last_contiguous(k), last_contiguous(v)
+        out: Tensor = operator(
+            q, k, v, bounds, bounds, longest, longest, 0.0, causal, False,
+            scale=scale, window_size_left=left, window_size_right=right,
+        )[0]  # fmt: skip
+        return out
+
+    def own(q: Tensor, k: Tensor, v: Tensor, _: Boundaries, options: Options) -> Tensor:
+        q, k, v = last_contiguous(q), last_contiguous(k), last_contiguous(v)
+        out: Tensor = _flash(q, k, v, options.sinks, bounds, longest, kernel, options.deterministic)
+        return out
+
+    return plain if options.sinks is None and not options.deterministic else own
+
+
+def _kernel(options: Options) -> tuple[bool, float, int | None, int | None]:
+    left, right = (None, None) if options.window is None else (options.window - 1, 0)
+    return options.causal, options.scale, left, right
 
 
 def _run(
@@ -112,8 +137,9 @@ class _Flash(torch.autograd.Function):
         q, k, v, sinks, bounds, out, lse, *random = ctx.saved_tensors
         longest, (causal, scale, left, right), deterministic = ctx.rest
         grad = last_contiguous(grads[0])
-        kernels = torch.ops.aten._flash_attention_backward
-        backward = _deterministic_backward if deterministic else kernels.default
+        backward: Any = torch.ops.aten._flash_attention_backward.default
+        if deterministic:
+            backward = _traced_back if torch.compiler.is_compiling() else _deterministic_backward
         grad_q, grad_k, grad_v = backward(
             grad, q, k, v, out, lse, bounds, bounds, longest, longest, 0.0, causal, *random,
             scale=scale, window_size_left=left, window_size_right=right,
@@ -126,13 +152,15 @@ class _Flash(torch.autograd.Function):
         return grad_q, grad_k, grad_v, grad_sinks, *(None,) * 4
 
 
-@torch.library.custom_op("padless::flash_backward_deterministic", mutates_args=())
+_flash = direct(_Flash)
+
+
 def _deterministic_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bounds_q: Tensor,
     bounds_k: Tensor, longest_q: int, longest_k: int, dropout: float, causal: bool, random: Tensor,
     unused: Tensor, *, scale: float, window_size_left: int | None, window_size_right: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """aten reads the process-wide switch, so it is on for this launch; an operator, so that it traces."""
+    """aten reads the process-wide switch, so it is on for this launch."""
     was, warned = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -148,11 +176,17 @@ def _deterministic_backward(
     return grads
 
 
-@_deterministic_backward.register_fake
+_traced_back = torch.library.custom_op(
+    "padless::flash_backward_deterministic", _deterministic_backward, mutates_args=()
+)
+"""The same as an operator, which torch.compile traces."""
+
+
+@_traced_back.register_fake
 def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward)
+BACKEND = Backend(unavailable=_unavailable, forward=_forward, prepare=_prepare)

@@ -162,4 +162,4 @@ def _blocks(low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
     return tuple(made)
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward)
+BACKEND = Backend(unavailable=_unavailable, forward=_forward, captured="never")

@@ -46,4 +46,4 @@ def _one(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     return attend_dense(q, k, v, mask, options)
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False)
+BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False, captured="never")

@@ -40,4 +40,4 @@ def block_mask(boundaries: Boundaries, options: Options) -> Tensor:
     return mask
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward)
+BACKEND = Backend(unavailable=_unavailable, forward=_forward, captured="never")

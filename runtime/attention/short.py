@@ -3,7 +3,8 @@
 A tile is a few tokens' queries of all heads that share keys, so that rows of 50 to 300 tokens keep a
 device busy, and the way back writes each gradient once, without sums in float32. The tiles come from
 the boundaries, in host memory, once a batch (`Boundaries.lengths` waits for the device where nothing
-else is known). What the kernels cannot do (sinks, seeing what comes after) goes to a library.
+else is known). A CUDA graph lists them on the device, as it may be replayed over other boundaries. What the
+kernels cannot do (sinks, seeing what comes after) goes to a library.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from padless.runtime.attention.backend import Backend, Options, Request, cuda_refusal, import_refusal, lacks
+from padless.runtime.attention.backend import (
+    Backend,
+    Forward,
+    Options,
+    Request,
+    capture_of,
+    cuda_refusal,
+    import_refusal,
+    is_captured,
+    lacks,
+)
 from padless.runtime.attention.boundaries import Boundaries
 
 if TYPE_CHECKING:
@@ -25,8 +36,11 @@ def _unavailable(request: Request) -> str | None:
         return "it is causal alone"
     if torch.compiler.is_compiling():
         return "a compiled program makes boundaries, and so tiles, anew in every layer"
-    if request.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return "its tiles are those of these boundaries, and a CUDA graph may be replayed over others"
+    if is_captured(request.device):
+        from padless.kernels.capture import tells_captures
+
+        if not tells_captures():
+            return "the CUDA driver does not tell for which graph tiles were listed"
     half = (torch.float16, torch.bfloat16)
     return (
         lacks(request, "sinks")
@@ -36,22 +50,35 @@ def _unavailable(request: Request) -> str | None:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options) -> Tensor:
+    return _prepare(q, k, boundaries, options)(q, k, v, boundaries, options)
+
+
+def _prepare(q: Tensor, k: Tensor, boundaries: Boundaries, options: Options) -> Forward:
     from padless.kernels.short_attention import attend
     from padless.kernels.short_attention_inputs import Options as Numbers
 
-    key = ("short", q.shape[1:], k.shape[1], q.device)
+    key = ("short", q.shape[1:], k.shape[1], q.device, capture_of(q.device))
     work = boundaries.made(key, lambda: _listed(q, k, boundaries))
-    return attend(q, k, v, work, None, None, Numbers(options.scale, options.window, options.softcap))
+    numbers = Numbers(options.scale, options.window, options.softcap)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+        return attend(q, k, v, work, None, None, numbers)
+
+    return forward
 
 
 def _listed(q: Tensor, k: Tensor, boundaries: Boundaries) -> WorkList:
     """The tiles, on the device of q."""
     from padless.kernels.short_attention import tiles_for
-    from padless.kernels.short_attention_work import work_list
+    from padless.kernels.short_attention_work import work_list, work_list_on_device
 
-    ends = torch.tensor([0, *boundaries.lengths()]).cumsum(0)
-    work = work_list(ends, tiles_for(q.shape[1], k.shape[1], q.shape[2]))
+    tiles = tiles_for(q.shape[1], k.shape[1], q.shape[2])
+    if is_captured(q.device):
+        return work_list_on_device(boundaries.cu_seqlens, boundaries.tokens, boundaries.max_seqlen, tiles)
+    work = work_list(torch.tensor([0, *boundaries.lengths()]).cumsum(0), tiles)
     return (work.pin_memory() if q.is_cuda else work).to(q.device)
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False)
+BACKEND = Backend(
+    unavailable=_unavailable, forward=_forward, prepare=_prepare, traceable=False, captured="anew"
+)

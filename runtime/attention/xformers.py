@@ -58,4 +58,4 @@ def _bias(boundaries: Boundaries, options: Options) -> Any:
     return bias if options.window is None else bias.make_local_attention(options.window)
 
 
-BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False)
+BACKEND = Backend(unavailable=_unavailable, forward=_forward, traceable=False, captured="never")

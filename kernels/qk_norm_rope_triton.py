@@ -94,21 +94,9 @@ def _norm_turn_heads(
     token,
     live,
     first_head,
-    flat,
     cos,
     sin,
-    positions,
-    axes,
-    table_rows,
-    sequences,
-    search_steps,
     eps,
-    cos_b,
-    cos_t,
-    cos_d,
-    position_a,
-    position_b,
-    position_t,
     x_b,
     x_t,
     x_h,
@@ -120,8 +108,6 @@ def _norm_turn_heads(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SOURCE: tl.constexpr,
-    AXES: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     ROUNDED: tl.constexpr,
@@ -140,23 +126,9 @@ def _norm_turn_heads(
     source = x + (row * x_b + token * x_t)[:, None, None] + (head * x_h)[None, :, None]
     target = y + (row * y_b + token * y_t)[:, None, None] + (head * y_h)[None, :, None]
     # fmt: off
-    # In the order of rope_triton.
-    LATE: tl.constexpr = SOURCE == GATHERED
-    if not LATE:
-        c, s = load_rows(
-            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
-            cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
-        )
     a, b = load_pairs(
         source, mask, x_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
-    if LATE:
-        c, s = load_rows(
-            cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
-            cos_b, cos_t, cos_d, position_a, position_b, position_t,
-            HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
-        )
     wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
     # fmt: on
     squares = total(a * a + b * b, 2)
@@ -171,7 +143,7 @@ def _norm_turn_heads(
         b = b.to(dtype).to(tl.float32)
     # fmt: off
     store_pairs(
-        target, mask, y_d, a * c - b * s, b * c + a * s,
+        target, mask, y_d, a * cos - b * sin, b * cos + a * sin,
         HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
     # fmt: on
@@ -245,22 +217,26 @@ def norm_rope_kernel(
     flat = tl.program_id(0) // BLOCKS * BLOCK_T + tl.arange(0, BLOCK_T)
     live = flat < tokens
     row, token = split(flat, length, ONE_ROW, LONG_INDEXING)
+    # A table's rows in float32 are too many bytes to be loaded for each head.
+    ROW_HEADS: tl.constexpr = BLOCK_H if SOURCE == GATHERED else 1
     # fmt: off
+    c, s = load_rows(
+        cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+        cos_b, cos_t, cos_d, position_a, position_b, position_t,
+        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, ROW_HEADS,
+    )
     if block < Q_BLOCKS:
         _norm_turn_heads(
-            q, new_q, q_weight, row, token, live, block * BLOCK_H, flat, cos, sin, positions, axes,
-            table_rows, sequences, search_steps, eps, cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            q, new_q, q_weight, row, token, live, block * BLOCK_H, c, s, eps,
             q_b, q_t, q_h, q_d, new_q_b, new_q_t, new_q_h, new_q_d,
-            Q_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
+            Q_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
             BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     else:
         _norm_turn_heads(
-            k, new_k, k_weight, row, token, live, (block - Q_BLOCKS) * BLOCK_H, flat, cos, sin, positions,
-            axes, table_rows, sequences, search_steps, eps, cos_b, cos_t, cos_d, position_a, position_b,
-            position_t,
+            k, new_k, k_weight, row, token, live, (block - Q_BLOCKS) * BLOCK_H, c, s, eps,
             k_b, k_t, k_h, k_d, new_k_b, new_k_t, new_k_h, new_k_d,
-            K_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
+            K_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
             BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     # fmt: on

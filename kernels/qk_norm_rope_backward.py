@@ -2,8 +2,8 @@
 
 A program takes some heads, of q or of k, of a few tiles of tokens after one another; it adds up the weight's
 gradient in registers and writes its part once, which is little beside what it reads. The parts are added
-afterwards in a fixed order, by sum_parts_kernel: no atomics, so that a run gives the same bits twice. Loads
-run ahead of what is computed, through shared memory.
+afterwards in a fixed order, by sum_parts_kernel: no atomics, so that a run gives the same bits twice. x / rms
+meets a weight's gradient unrounded, which is nearer to the exact one than a model's own norm comes.
 What the forward pass computed is computed again instead of kept: that costs no memory and no traffic.
 Importing this module imports Triton.
 """

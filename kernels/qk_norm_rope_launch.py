@@ -20,6 +20,7 @@ from .qk_norm_rope_triton import norm_rope_kernel
 from .rope_inputs import RopeInputs, check_inputs
 from .rope_launch import (
     MAX_KEPT,
+    SHORT,
     Launch,
     Tile,
     alignment,
@@ -32,8 +33,6 @@ from .rope_launch import (
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}
 _SUMS: dict[tuple[Any, ...], Again] = {}
-SHORT = 4096
-"""Tokens up to which there are few programs for a device, and other tiles are quicker."""
 GROUP = 64
 """Tokens that a program takes on the way back at most."""
 STAGES = 3
@@ -105,7 +104,7 @@ def forward_tile(tokens: int, q_heads: int, k_heads: int, head_dim: int) -> Tile
     """
     if tokens <= SHORT:
         return _tile(q_heads, k_heads, head_dim, 2048, 16, 4)
-    return _tile(q_heads, k_heads, head_dim, 1024, 8, 1)
+    return _tile(q_heads, k_heads, head_dim, 1024, 4, 1)
 
 
 def backward_tile(q_heads: int, k_heads: int, head_dim: int) -> Tile:
@@ -126,7 +125,7 @@ def parts_of(shape: tuple[int, int, int, int], k_heads: int, weights: bool) -> P
     batch, length, q_heads, head_dim = shape
     tokens = batch * length
     tile = backward_tile(q_heads, k_heads, head_dim)
-    steps = max(1, min(GROUP, max(16, tokens // 256)) // tile.tokens)
+    steps = max(1, min(GROUP, max(12, tokens // 256)) // tile.tokens)
     groups = -(-tokens // (tile.tokens * steps)) if weights else 0
     return Parts(steps, *(groups * -(-heads // tile.heads) for heads in (q_heads, k_heads)))
 
@@ -199,7 +198,8 @@ def _launch_first(
     if tokens == 0 or head_dim == 0:
         return
     source, row_strides = source_of(given)
-    half, soon = given.turned // 2, early(q)
+    half = given.turned // 2
+    soon = early(q) if parts is not None or tokens <= SHORT else {}
     kernel: Any
     if parts is None:
         kernel, tile, steps = norm_rope_kernel, forward_tile(tokens, q_heads, k_heads, head_dim), 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rope_tiles import begin, load_pairs, load_rows, split, store_pairs
+from .rope_tiles import GATHERED, begin, load_pairs, load_rows, split, store_pairs
 
 
 @triton.jit
@@ -217,11 +217,13 @@ def norm_rope_kernel(
     flat = tl.program_id(0) // BLOCKS * BLOCK_T + tl.arange(0, BLOCK_T)
     live = flat < tokens
     row, token = split(flat, length, ONE_ROW, LONG_INDEXING)
+    # A table's rows in float32 are too many bytes to be loaded for each head.
+    ROW_HEADS: tl.constexpr = BLOCK_H if SOURCE == GATHERED else 1
     # fmt: off
     c, s = load_rows(
         cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
         cos_b, cos_t, cos_d, position_a, position_b, position_t,
-        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, BLOCK_H,
+        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, ROW_HEADS,
     )
     if block < Q_BLOCKS:
         _norm_turn_heads(

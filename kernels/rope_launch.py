@@ -27,6 +27,11 @@ MAX_KEPT = 4096
 """Launches remembered before starting over: packed rows come in many lengths."""
 
 
+SHORT = 4096
+"""Tokens up to which a device is filled once or twice. Waiting, in each of many programs, costs more than
+a launch before the last kernel has ended then gains: a tenth at 8,192 by one warp a program."""
+
+
 class Tile(NamedTuple):
     """How much one program turns."""
 
@@ -48,7 +53,7 @@ def tile_for(q_heads: int, k_heads: int, head_dim: int, tokens: int = 2**31) -> 
     per_token = heads * triton.next_power_of_2(head_dim)
     if per_token < 1024:
         return Tile(min(16, 1024 // per_token), heads, 1)
-    return Tile(1, 2 * heads, 4) if tokens <= 4096 and 2 * heads <= q_heads else Tile(1, heads, 2)
+    return Tile(1, 2 * heads, 4) if tokens <= SHORT and 2 * heads <= q_heads else Tile(1, heads, 2)
 
 
 class Launch(NamedTuple):
@@ -237,7 +242,7 @@ def _launch_first(
     tile = tile_for(q_heads, k_heads, head_dim, tokens)
     blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
     grid = (-(-tokens // tile.tokens) * blocks, 1, 1)
-    half, soon = given.turned // 2, early(q)
+    half, soon = given.turned // 2, early(q) if tokens <= SHORT else {}
     constants = {
         "Q_HEADS": q_heads,
         "K_HEADS": k_heads,

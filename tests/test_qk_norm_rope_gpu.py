@@ -81,3 +81,31 @@ def test_it_neither_waits_nor_breaks_a_graph() -> None:
         x.fill_(torch.nan)
     graph.replay()
     assert all(torch.equal(x, y) for x, y in zip(out, want, strict=True))
+
+
+def test_what_was_launched_just_before_is_waited_for() -> None:
+    """Forward, back and the sum of parts follow each other at once; the same bits in a stream and a graph."""
+    like = {"device": "cuda", "dtype": torch.bfloat16}
+    source = [torch.randn(1, 6000, h, 128, **like) for h in (32, 8)]
+    leaves = [torch.empty_like(x).requires_grad_() for x in source]
+    leaves += [torch.randn(128, **like).requires_grad_() for _ in range(2)]
+    tables, coming = rope_tables(6000, 128, device="cuda"), [torch.randn_like(x) for x in source]
+
+    def both_ways() -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            for x, y in zip(leaves, source, strict=False):
+                x.copy_(y)
+        out = qk_norm_rope(*leaves, *tables)
+        return (*(x.detach() for x in out), *torch.autograd.grad(out, leaves, coming))
+
+    want = both_ways()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both_ways()
+    for _ in range(20):
+        assert all(torch.equal(x, y) for x, y in zip(both_ways(), want, strict=True))
+        for x in captured:
+            x.fill_(torch.nan)
+        graph.replay()
+        assert all(torch.equal(x, y) for x, y in zip(captured, want, strict=True))

@@ -131,10 +131,11 @@ def test_cuda_graphs_capture_it() -> None:
     assert all(torch.equal(x, y) for x, y in zip(out, want, strict=True))
 
 
-def test_what_was_launched_just_before_is_waited_for() -> None:
-    """A launch that may begin before the last kernel has ended still turns what that kernel wrote."""
-    q, k = qk(8192, (32, 8), 128)
-    tables = rope_tables(8192, 128, device="cuda")
+@pytest.mark.parametrize("tokens", [2048, 8192])
+def test_what_was_launched_just_before_is_waited_for(tokens: int) -> None:
+    """Kernels and copies: launches that began before the last one had ended turned what was not there yet."""
+    q, k = qk(tokens, (32, 8), 128)
+    tables = rope_tables(tokens, 128, device="cuda")
     want = rope_qk(q, k, *tables)
     turned = [torch.empty_like(x) for x in (q, k)]
     graph = torch.cuda.CUDAGraph()
@@ -144,6 +145,9 @@ def test_what_was_launched_just_before_is_waited_for() -> None:
         rope_qk_(*turned, *tables)
         again = rope_qk(*turned, *tables)
     for _ in range(20):
+        fresh = [x.clone() for x in (q, k)]
+        rope_qk_(*fresh, *tables)
+        assert all(torch.equal(x, y) for x, y in zip(fresh, want, strict=True))
         for x, y in zip(turned, (q, k), strict=True):
             x.copy_(y)
         rope_qk_(*turned, *tables)

@@ -32,7 +32,7 @@ for kernel, own, some in (
         constants = dict(
             Q_HEADS=14, K_HEADS=2, HALF=32, HEAD_DIM=80, SOURCE=source, AXES=False, INTERLEAVED=interleaved,
             LONG_INDEXING=long_indexing, ONE_ROW=not interleaved, BLOCK_T=4, BLOCK_H=8, BLOCK_HALF=32,
-            BLOCK_REST=16, EARLY=capability >= 90, **own,
+            BLOCK_REST=16, **own,
         )
         pointers = {
             **dict.fromkeys(("q", "k", "new_q", "new_k", "grad_q", "grad_k"), f"*{dtype}"),
@@ -44,8 +44,7 @@ for kernel, own, some in (
         signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
         signature |= dict.fromkeys(constants, "constexpr")
         source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
-        options = {"num_warps": 4, "launch_pdl": capability >= 90}
-        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
         assert done.asm["cubin"]
 """
 

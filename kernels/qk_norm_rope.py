@@ -55,7 +55,7 @@ def qk_norm_rope(
     """
     if max_seqlen is not None:
         check_length(cos, max_seqlen)
-    given = RopeInputs(cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim, interleaved).settled()
+    given = RopeInputs(cos, sin, position_ids, cu_seqlens, frequency_axes, rotary_dim, interleaved)
     norm = NormInputs(q_weight, k_weight, eps, plus_one)
     if q.ndim == 3 and k.ndim == 3:
         new_q, new_k = _apply(q[None], k[None], norm, given)
@@ -65,13 +65,15 @@ def qk_norm_rope(
 
 def _apply(q: Tensor, k: Tensor, norm: NormInputs, given: RopeInputs) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
-        traced: tuple[Tensor, Tensor] = _traced(q, k, *norm, *given)
+        traced: tuple[Tensor, Tensor] = _traced(q, k, *norm, *given.settled())
         return traced
-    wanted = (q, k, norm.q_weight, norm.k_weight)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in wanted):
+    q_weight, k_weight, *rest = norm
+    if torch.is_grad_enabled() and (
+        q_weight.requires_grad or k_weight.requires_grad or q.requires_grad or k.requires_grad
+    ):
         if given.cos.requires_grad or given.sin.requires_grad:
             raise ValueError("cos and sin require grad, and rotary tables get none here; detach them")
-        out: tuple[Tensor, Tensor] = _norm_rotate_qk(*wanted, norm[2:], given)
+        out: tuple[Tensor, Tensor] = _norm_rotate_qk(q, k, q_weight, k_weight, rest, given)
         return out
     return _forward(q, k, norm, given)
 
@@ -89,6 +91,7 @@ def _forward(q: Tensor, k: Tensor, norm: NormInputs, given: RopeInputs) -> tuple
     if runs_kernel(q):
         turned: tuple[Tensor, Tensor] = _kernels().norm_rotate(q, k, norm, given)
         return turned
+    given = given.settled()
     check_inputs(q, k, given)
     check_norm(q, norm)
     return norm_rotate_ref(q, k, norm, given)
@@ -100,7 +103,7 @@ def _backward(
     if runs_kernel(q):
         grads: Gradients = _kernels().norm_rotate_back(q, k, grad_q, grad_k, norm, given, weights)
         return grads
-    return norm_rotate_ref_back(q, k, grad_q, grad_k, norm, given)
+    return norm_rotate_ref_back(q, k, grad_q, grad_k, norm, given.settled())
 
 
 class _NormRotateQK(torch.autograd.Function):
@@ -113,7 +116,7 @@ class _NormRotateQK(torch.autograd.Function):
         k: Tensor,
         q_weight: Tensor,
         k_weight: Tensor,
-        rest: tuple[float, bool],
+        rest: list[Any],
         given: RopeInputs,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(q, k, q_weight, k_weight, *given[:5])

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -152,27 +153,25 @@ def _launch(
         at_cos if axes is None else axes.data_ptr(),
     )  # fmt: skip
     own = (*heads, q_weight, k_weight) if partials is None else (*heads, partials, q_weight, k_weight)
-    pointers = (*[x.data_ptr() for x in own], *tables)
-    unaligned = 0
-    for address in pointers:
-        unaligned |= address
+    pointers = [*[x.data_ptr() for x in own], *tables]
     key = (
-        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device,
+        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, device, k.get_device(),
         kind_of(given, tables), *[x.stride() for x in others], None if parts is None else parts.q_rows > 0,
-        plus_one, q_weight.shape, q_weight.dtype, q_weight.device, q_weight.stride(),
-        k_weight.shape, k_weight.dtype, k_weight.device, k_weight.stride(),
-        alignment(*pointers) if unaligned & 15 else None,
+        plus_one, q_weight.shape, q_weight.dtype, q_weight.get_device(), q_weight.stride(),
+        k_weight.shape, k_weight.dtype, k_weight.get_device(), k_weight.stride(),
+        alignment(*pointers) if reduce(or_, pointers) & 15 else None,
     )  # fmt: skip
     launch = _LAUNCHES.get(key)
     sequences = 0 if bounds is None else bounds.shape[0] - 1
     if launch is not None and (bounds is None or sequences > 0):
-        again, tokens, length, table_rows, _ = launch
+        again, tokens, length, table_rows, _, _ = launch
         steps = () if parts is None else parts[:1]
         again(
             torch._C._cuda_getCurrentRawStream(device), *pointers, tokens, length,
             table_rows, sequences, sequences.bit_length() + 1, eps, *steps,
         )  # fmt: skip
         return
+    given = given.settled()
     check_inputs(q, k, given)
     check_norm(q, norm)
     check_types(q, given)
@@ -241,4 +240,4 @@ def _launch_first(
     if len(_LAUNCHES) >= MAX_KEPT:
         _LAUNCHES.clear()
     again = keep(compiled, grid, (*changing, *strides, *constants.values()), len(changing))
-    _LAUNCHES[key] = Launch(again, tokens, length, given.cos.shape[0], 0)
+    _LAUNCHES[key] = Launch(again, tokens, length, given.cos.shape[0], 0, set())

@@ -60,11 +60,11 @@ class Launch(NamedTuple):
     table_rows: int
     reach: int
     """Bytes that q or k spans, the larger: further apart they cannot overlap."""
+    apart: set[int]
+    """Distances in bytes from q to k that were found free of overlap."""
 
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}
-_APART: set[tuple[Any, ...]] = set()
-"""Distances in bytes from q to k, with their shapes and strides, that were found free of overlap."""
 
 
 def _key_of(given: RopeInputs) -> tuple[Any, ...]:
@@ -152,19 +152,14 @@ def rotate(
     pointers = at_q, at_k, at_new_q, at_new_k, at_cos, at_sin, at_ids, at_axes
     unaligned = (at_q | at_k | at_new_q | at_new_k | at_cos | at_sin | at_ids | at_axes) & 15
     key = (
-        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, q.device, k.device,
+        q.shape, q.stride(), k.shape, k.stride(), q.dtype, k.dtype, device, k.get_device(),
         kind_of(given, pointers[4:]), inverse, new_strides, alignment(*pointers) if unaligned else None,
     )  # fmt: skip
     launch = _LAUNCHES.get(key)
-    apart = at_k - at_q
-    if in_place and (launch is None or -launch.reach < apart < launch.reach):
-        # Only neighbours in memory can overlap, and those of a fused projection always lie alike.
-        neighbours = (apart, key[:5])
-        if neighbours not in _APART:
-            check_apart(q, k)
-            _APART.add(neighbours)
     sequences = 0 if bounds is None else bounds.shape[0] - 1
     if launch is None or (bounds is not None and sequences < 1):
+        if in_place:
+            check_apart(q, k)
         if q.ndim == 3 == k.ndim:
             rows = q[None], k[None], new_q[None], new_k[None]
         else:
@@ -173,11 +168,16 @@ def rotate(
         check_inputs(rows[0], rows[1], given)
         _launch_first(key, *rows, given, inverse, in_place, sequences)
         return
-    again, tokens, length, table_rows, _ = launch
-    again(
-        torch._C._cuda_getCurrentRawStream(device), *pointers, tokens, length, table_rows,
-        sequences, sequences.bit_length() + 1,
-    )  # fmt: skip
+    again, tokens, length, table_rows, reach, known = launch
+    apart = at_k - at_q
+    # Only neighbours in memory can overlap, and those of a fused projection always lie alike.
+    if in_place and -reach < apart < reach and apart not in known:
+        check_apart(q, k)
+        if len(known) >= MAX_KEPT:
+            known.clear()
+        known.add(apart)
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    again(stream, *pointers, tokens, length, table_rows, sequences, sequences.bit_length() + 1)
 
 
 def check_types(q: Tensor, given: RopeInputs) -> None:
@@ -270,7 +270,6 @@ def _launch_first(
         return
     if len(_LAUNCHES) >= MAX_KEPT:
         _LAUNCHES.clear()
-        _APART.clear()
     reach = max(span(q), span(k)) * q.element_size()
     again = keep(kernel, grid, (*changing, *strides, *constants.values()), len(changing))
-    _LAUNCHES[key] = Launch(again, tokens, length, cos.shape[0], reach)
+    _LAUNCHES[key] = Launch(again, tokens, length, cos.shape[0], reach, set())

@@ -149,7 +149,7 @@ def turn(k: Tensor, work: WorkList, cos: Tensor, sin: Tensor) -> Tensor:
         constants = {"HEADS": heads, "HALF": dim // 2, **blocks}
         return First(turn_keys, (), k.stride()[:2], constants, Shape(0, 4, 3))
 
-    key = ("turn", heads, dim, k.stride()[:2], k.dtype, cos.dtype, k.device)
+    key = ("turn", heads, dim, k.stride()[:2], k.dtype, cos.dtype, k.get_device())
     _launch(key, -(-tokens // block_t), (k, new, work.starts, cos, sin), first, tokens)
     return new
 
@@ -158,8 +158,8 @@ def _key(q: Tensor, k: Tensor, v: Tensor, work: WorkList, table: Tensor | None, 
     """What the kernels' constants and numbers follow from, strides of gradients apart."""
     _, q_heads, dim = q.shape
     return (
-        q_heads, k.shape[1], dim, q.stride(), k.stride(), v.stride(), q.dtype, q.device, work.tiles, options,
-        None if table is None else table.dtype,
+        q_heads, k.shape[1], dim, q.stride(), k.stride(), v.stride(), q.dtype, q.get_device(),
+        work.tiles, options, None if table is None else table.dtype,
     )  # fmt: skip
 
 

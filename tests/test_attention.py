@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -242,6 +243,31 @@ def test_what_is_made_of_boundaries_is_made_once_a_batch() -> None:
     assert all(layer is layers[0] for layer in layers)
     assert layers[0].made("mask", object) is layers[3].made("mask", object)
     assert boundaries_of(bounds_of(LENGTHS), 9, sum(LENGTHS)) is not layers[0]
+
+
+def test_boundaries_that_were_changed_are_looked_at_again() -> None:
+    """In place, for another row or another longest sequence, and between those of two rows that alternate."""
+    first, second = bounds_of(LENGTHS), bounds_of(LENGTHS[::-1])
+    tokens = sum(LENGTHS)
+    kept = [boundaries_of(bounds, 9, tokens) for bounds in (first, second)]
+    assert [boundaries_of(bounds, 9, tokens) for bounds in (first, second, first)] == [*kept, kept[0]]
+    assert boundaries_of(first, 12, tokens).max_seqlen == 12
+    for max_seqlen in (True, 12.0):
+        with pytest.raises(AttentionError, match="must be a Python int"):
+            boundaries_of(first, max_seqlen, tokens)  # type: ignore[arg-type]
+    first.copy_(second)
+    assert boundaries_of(first, 12, tokens).lengths() == LENGTHS[::-1]
+    first[-1] += 1
+    with pytest.raises(AttentionError, match="end at 19 and q has 18"):
+        boundaries_of(first, 12, tokens)
+
+
+def test_boundaries_are_kept_no_longer_than_their_batch() -> None:
+    bounds = bounds_of(LENGTHS)
+    made = weakref.ref(boundaries_of(bounds, 9, sum(LENGTHS)))
+    assert made() is boundaries_of(bounds, 9, sum(LENGTHS))
+    del bounds
+    assert made() is None
 
 
 @torch.inference_mode()

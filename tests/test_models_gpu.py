@@ -243,7 +243,7 @@ def test_the_readmes_captured_training_runs_and_learns(tmp_path: Any) -> None:
     losses: list[float] = []
     names = {"model": on_device("qwen3").train(), "losses": losses}
     exec(block + "    losses.append(float(loss))\n", names)
-    assert len(losses) >= len(packs) - 1 and losses[-1] < losses[0] - 1, losses
+    assert len(losses) >= len(packs) - 1 and losses[-1] < losses[0] / 9, losses
 
 
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")

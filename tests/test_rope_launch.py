@@ -80,6 +80,18 @@ def test_rotary_launches_repeat(recorders: dict[str, Recorder], call: Any) -> No
     recorders["rope_kernel"].check()
 
 
+def test_a_launch_that_is_repeated_sees_overlaps(recorders: dict[str, Recorder]) -> None:
+    """Of the same shapes and strides; those found apart before are not looked at again."""
+    heads = torch.randn(5, 6, 16).split(2, 1)
+    tables = rope_tables(10, 12)
+    for k in (heads[1], heads[2], heads[1]):
+        rope_qk_(heads[0], k, *tables)
+    for q in (heads[1], heads[2]):
+        with pytest.raises(ValueError, match="overlap"):
+            rope_qk_(q, q, *tables)
+    assert len(recorders["rope_kernel"].bound) == 1 and len(recorders["rope_kernel"].passed) == 2
+
+
 def test_norm_launches_repeat_both_ways(recorders: dict[str, Recorder]) -> None:
     q, k = (torch.randn(2, 5, h, 16, requires_grad=True) for h in (4, 2))
     weights = [torch.randn(16, requires_grad=True) for _ in range(2)]

@@ -96,8 +96,8 @@ def attend(
     )  # fmt: skip
     call: _Call | None = boundaries.calls.get(key)
     if call is None or not call.alike:  # looks whether a graph is being captured only where that counts
-        if (capture := capture_of(q.device)) is not None:
-            key = (*key, capture)
+        if q.is_cuda and torch.cuda.is_current_stream_capturing():
+            key = (*key, capture_of(q.device))
             call = boundaries.calls.get(key)
         if call is None:
             call = boundaries.calls[key] = _checked(q, k, v, boundaries, options, backend)

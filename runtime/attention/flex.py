@@ -54,7 +54,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
         q, k, v = (x.detach() for x in (q, k, v))
     eager = torch.compiler.is_compiling() or not q.is_cuda
     attend = cast(Callable[..., Any], flex_attention) if eager else compiled_for(_kind(q, k, v, options))
-    asked = {} if options.sinks is None else {"return_aux": AuxRequest(lse=True)}
+    asked: dict[str, Any] = {} if options.sinks is None else {"return_aux": AuxRequest(lse=True)}
+    if q.is_cuda:  # its kernel for few queries, which torch takes below 128, has none for lengths that vary
+        asked["kernel_options"] = {"FORCE_USE_FLEX_ATTENTION": True}
     out = attend(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),
         score_mod=None if options.softcap is None else _softcap(options.softcap),

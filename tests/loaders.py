@@ -7,6 +7,7 @@ Real workers take a tenth of a second each to start. What they see of their bein
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,20 @@ def as_worker(number: int, workers: int, stream: PackedStream) -> Iterator[None]
         yield
     finally:
         torch_worker._worker_info = before
+
+
+@contextmanager
+def workers_ended() -> Iterator[None]:
+    """What is raised in here keeps no loader alive, so that a loader's real workers end at once.
+
+    A loader that waits for the garbage collector in a cycle with its error has lost the thread of its
+    queue when it comes to tell its workers to end: it waits for each for five seconds and kills it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 class InWorkers:

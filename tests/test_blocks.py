@@ -18,6 +18,7 @@ from blocked import FOLDERS, PACKS, SMALL, build_in_blocks, flip, shard, small_b
 from building import pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaders import workers_ended
 from packed import count_up, edit_manifest, write_folder
 from torch.utils.data import DataLoader
 
@@ -145,8 +146,10 @@ def by_sampler(path: Path) -> None:
 
 
 def in_workers(path: Path) -> None:
-    for _ in DataLoader(PackedStream(path, rank=0, world_size=1), batch_size=None, num_workers=1):
-        pass
+    loader = DataLoader(PackedStream(path, rank=0, world_size=1), batch_size=None, num_workers=1)
+    with workers_ended():
+        for _ in loader:
+            pass
 
 
 WAYS: dict[str, Callable[[Path], Any]] = {

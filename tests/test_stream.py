@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import as_worker
+from loaders import as_worker, workers_ended
 from packed import Folder, count_up, write_folder, write_numbered
 from ranks import numbers
 from reference_order import order_of
@@ -355,7 +355,7 @@ def test_a_stream_dispatched_from_loader_workers_says_what_to_use(packed: Path) 
     loader = accelerator.prepare(
         DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="fork")
     )
-    with pytest.raises(StreamError, match="DataLoaderDispatcher"):
+    with pytest.raises(StreamError, match="DataLoaderDispatcher"), workers_ended():
         next(iter(loader))
     # To spawn a worker the stream is pickled, which needs no process to be seen.
     with pytest.raises(StreamError, match="DataLoaderDispatcher"):

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .rope import runs_kernel
 
@@ -51,7 +50,9 @@ def linear_cross_entropy(
             + ("" if bias is None else f", bias {list(bias.shape)}")
         )
     kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    # As autocast has it of a linear layer: float64 stays what it is.
+    cast = torch.is_autocast_enabled(kind) and x.dtype is not torch.float64
+    dtype = torch.get_autocast_dtype(kind) if cast else x.dtype
     wanted = torch.is_grad_enabled()
     loss: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, ignore_index, dtype, wanted)  # type: ignore[no-untyped-call]
     return loss
@@ -93,8 +94,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return losses.sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # once_differentiable refuses only where `grad` is trained: of a loss it is not, and gradients of
+        # gradients would be zero and nobody told.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "linear_cross_entropy has no second derivative, which create_graph=True asks for; for that, "
+                "make the logits and take torch's cross_entropy (prepare_model(..., liger=False))"
+            )
         # As a tensor of one dimension, so that it is not rounded to the gradients' type beforehand.
         scale = grad.reshape(1)
         found = tuple(None if x is None else x.mul_(scale) for x in ctx.saved_tensors)

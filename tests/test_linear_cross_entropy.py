@@ -140,6 +140,22 @@ def test_autocast_says_what_is_computed_in(engine: str) -> None:
     assert found[1].dtype == torch.float32 and close(found[1], halves[1].grad.double(), 1e-2)
 
 
+def test_autocast_leaves_float64_as_it_is(engine: str) -> None:
+    """As it does for a linear layer."""
+    (x, weight, _), targets = inputs(engine, dtype=torch.float64)
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        loss = linear_cross_entropy(x, weight, targets)
+    assert torch.equal(loss, linear_cross_entropy(x, weight, targets))
+
+
+def test_second_derivatives_are_refused(engine: str) -> None:
+    """They would come out as zero: what a loss gets from behind it is trained by nobody."""
+    (x, weight, _), targets = inputs(engine)
+    loss = linear_cross_entropy(x, weight, targets)
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(loss, [x], create_graph=True)
+
+
 def test_a_second_way_back_is_refused(engine: str) -> None:
     """Its gradients were multiplied where they lie."""
     (x, weight, _), targets = inputs(engine)

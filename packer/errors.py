@@ -53,8 +53,10 @@ class RecordError(ValueError):
 
 
 def disk_full(error: OSError, path: str, missing: int) -> OSError:
-    """The error to raise for a failed write: our own where the disk is full."""
+    """The error to raise for a failed write: our own where the disk is full; another names the file."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None:  # a write to a descriptor knows none
+            error.filename = path
         return error
     full = DiskFullError(disk_full_message(path, missing))
     full.path, full.missing = path, missing

@@ -122,6 +122,10 @@ class Elements:
         import pyarrow as pa
 
         token = self.segments[0].columns[name][:0]
+        buffers = self.buffers[name]
+        if len(buffers) > len(places):  # of large folders only what holds these, or each batch would cost all
+            used, places["segment"] = np.unique(places["segment"], return_inverse=True)
+            buffers = [buffers[number] for number in used]
         places["size"] *= _width(token)
         places["start"] *= _width(token)
         if name in self.short:
@@ -129,9 +133,7 @@ class Elements:
             known = self.short[name]
             values = known.values[np.searchsorted(known.numbers, sequences[rows])]
             places.view("<i4").reshape(-1, 4)[rows, 1:] = values
-        views = pa.Array.from_buffers(
-            pa.binary_view(), len(places), [None, pa.py_buffer(places), *self.buffers[name]]
-        )
+        views = pa.Array.from_buffers(pa.binary_view(), len(places), [None, pa.py_buffer(places), *buffers])
         taken = views.cast(pa.large_binary()).buffers()[2]
         found: NDArray[Any] = np.frombuffer(taken, dtype=token.dtype)
         return found.reshape(-1, *token.shape[1:])

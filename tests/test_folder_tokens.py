@@ -65,9 +65,10 @@ def test_any_sequences_are_taken_from_wherever_they_lie(
     order = np.random.default_rng(seed).integers(0, count, size=2 * count).astype(np.int32)
     for name, (kind, shape) in COLUMNS.items():
         alone = one_by_one(segments, name, count)
-        taken = elements.take(name, order)
-        assert taken.dtype == np.dtype(kind) and taken.shape[1:] == shape
-        np.testing.assert_array_equal(taken, np.concatenate([alone[number] for number in order]))
+        for asked_for in (order, order[:1], order[:2]):  # more than there are segments, and fewer
+            taken = elements.take(name, asked_for)
+            assert taken.dtype == np.dtype(kind) and taken.shape[1:] == shape
+            np.testing.assert_array_equal(taken, np.concatenate([alone[number] for number in asked_for]))
 
 
 @settings(max_examples=40, deadline=None)

@@ -55,7 +55,8 @@ class RecordError(ValueError):
 def disk_full(error: OSError, path: str, missing: int) -> OSError:
     """The error to raise for a failed write: our own where the disk is full; another names the file."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        if error.filename is None:  # a write to a descriptor knows none
+        # A write to a descriptor names none; what else comes here (a source's connection) has other numbers.
+        if error.filename is None and error.errno in (errno.EFBIG, errno.EIO, errno.EROFS):
             error.filename = path
         return error
     full = DiskFullError(disk_full_message(path, missing))

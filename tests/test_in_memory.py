@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from padless.runtime.balance import plan_micro_batches  # noqa: E402
@@ -254,6 +254,8 @@ NUMBERS = st.one_of(st.booleans(), st.integers(-(2**70), 2**70), st.floats(width
 
 
 @settings(max_examples=150, deadline=None)
+@example([[-(2**63) - 1], [0.0]])
+@example([[1], [0.5]])
 @given(st.lists(st.lists(NUMBERS, max_size=3), min_size=1, max_size=3))
 def test_lists_of_numbers_are_what_numpy_takes_them_for(lists: list[list[Any]]) -> None:
     """Whatever the quick way does not tell apart as numpy does, it leaves to numpy."""

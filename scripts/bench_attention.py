@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 from attention_cases import ARMS, DTYPE, ROWS, Case, Row
+from bench_clock import median_us
 from bench_host import host_us
 from bench_results import Results
 
@@ -38,21 +39,13 @@ NAMES = ("result", "grad q", "grad k", "grad v")
 
 
 def device_us(run: Run, seconds: float) -> float:
-    """Median time of a call among many, by the device's clock, in microseconds."""
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    times: list[float] = []
-    until = time.perf_counter() + seconds
-    while len(times) < 5 or (time.perf_counter() < until and len(times) < 100):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+    """Median time of a call among five, by the device's clock, in microseconds."""
+
+    def five() -> None:
         for _ in range(5):
             run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / 5)
-    return statistics.median(times)
+
+    return median_us(five, 5, seconds)
 
 
 def alone_us(arms: dict[str, Run], seconds: float) -> dict[str, float]:

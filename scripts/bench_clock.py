@@ -1,4 +1,4 @@
-"""Times of calls on sets of inputs that take turns, by a GPU's clock, for the benchmark of rotation."""
+"""Times of calls on sets of inputs that take turns, by a GPU's clock, for the benchmarks of kernels."""
 
 from __future__ import annotations
 

@@ -10,24 +10,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from engines import DEVICE, ENGINES, use  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.functional import cross_entropy, linear  # noqa: E402
 
 from padless.kernels import linear_cross_entropy as module  # noqa: E402
 from padless.kernels.linear_cross_entropy import linear_cross_entropy, rows_of_a_chunk  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Of a norm; losses are float32 throughout."""
 
 
-@pytest.fixture(params=["reference", "kernel"])
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """What computes a chunk: PyTorch on the CPU, the kernel on a device or in Triton's interpreter."""
-    if request.param == "kernel" and DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    else:
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    use(request.param, monkeypatch)
     monkeypatch.setattr(module, "LOGITS", 4 * 64 * 50)  # chunks of 64 rows
     yield request.param
 

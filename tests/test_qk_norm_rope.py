@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from engines import DEVICE, ENGINES, device_of, use  # noqa: E402
 from rotary import LAYOUTS, angles_of, qkv_views, rotate_complex  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -21,19 +22,15 @@ from padless.kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
 from padless.kernels.rope import rope_qk  # noqa: E402
 from padless.kernels.rope_tables import mrope_axes, rope_tables  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter cuts float32 to bfloat16 instead of rounding, and here three times in a row.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2.5e-2}
 
 
-@pytest.fixture(params=["reference", "kernel"])
+@pytest.fixture(params=ENGINES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where the inputs lie, so that the reference computes or the kernels do."""
-    if request.param == "kernel" and DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    else:
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    yield DEVICE if request.param == "kernel" else "cpu"
+    use(request.param, monkeypatch)
+    yield device_of(request.param)
 
 
 def assert_close(got: Tensor, want: Tensor, scale: float = 1.0, rounded: torch.dtype | None = None) -> None:

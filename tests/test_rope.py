@@ -14,31 +14,22 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from engines import DEVICE, ENGINES, device_of, use  # noqa: E402
 from rotary import LAYOUTS, angles_of, qkv_views, rotate_complex  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from padless.kernels.rope import rope_qk, rope_qk_  # noqa: E402
 from padless.kernels.rope_tables import mrope_axes, rope_tables  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter cuts float32 to bfloat16 instead of rounding: one unit in the last place.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-@pytest.fixture(params=["reference", "kernel"])
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """What computes: the reference serves the CPU, the kernel a device or the interpreter."""
-    name: str = request.param
-    if name == "kernel":
-        if DEVICE == "cpu":
-            monkeypatch.setenv("TRITON_INTERPRET", "1")
-    else:
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    yield name
-
-
-def device_of(engine: str) -> str:
-    return DEVICE if engine == "kernel" else "cpu"
+    use(request.param, monkeypatch)
+    yield request.param
 
 
 def assert_close(got: Tensor, want: Tensor, scale: float = 1.0) -> None:

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from engines import DEVICE, ENGINES, device_of, use  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from rotary import angles_of, rotate_complex  # noqa: E402
@@ -27,25 +28,15 @@ from padless.kernels.short_attention_work import (  # noqa: E402
     work_list_on_device,
 )
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Of a norm. Triton's interpreter multiplies no bfloat16, so that there float16 stands for both.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 
-@pytest.fixture(params=["reference", "kernel"])
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """What computes: the reference serves the CPU, the kernels a device or the interpreter."""
-    name: str = request.param
-    if name == "kernel":
-        if DEVICE == "cpu":
-            monkeypatch.setenv("TRITON_INTERPRET", "1")
-    else:
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    yield name
-
-
-def device_of(engine: str) -> str:
-    return DEVICE if engine == "kernel" else "cpu"
+    use(request.param, monkeypatch)
+    yield request.param
 
 
 def dense(

@@ -1,7 +1,8 @@
 """The backward kernel of RMS norm and rotation: gradients of q and k, and of both weights' parts.
 
-A program takes some heads, of q or of k, of a few tiles of tokens after one another; it adds up the weight's
-gradient in registers and writes its part once, which is little beside what it reads. The parts are added
+A program takes some heads, of q or of k, of a few tiles of tokens, those of all programs interleaved, so that
+what is asked for at a time lies close together; it adds up the weight's gradient in registers and writes its
+part once, which is little beside what it reads. The parts are added
 afterwards in a fixed order, by sum_parts_kernel: no atomics, so that a run gives the same bits twice. x / rms
 meets a weight's gradient unrounded, which is nearer to the exact one than a model's own norm comes.
 What the forward pass computed is computed again instead of kept: that costs no memory and no traffic.
@@ -124,7 +125,8 @@ def _tiles_back(
     sin,
     positions,
     axes,
-    first_tile,
+    group,
+    groups,
     first_head,
     tokens,
     length,
@@ -168,18 +170,24 @@ def _tiles_back(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Some heads' gradients over some tiles of tokens; the weight's part [HEAD_DIM] in float32 to partial."""
+    """Some heads' gradients over each `groups`-th tile; the weight's part [HEAD_DIM] in fp32 to partial."""
     sum_a = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
     sum_b = tl.full((BLOCK_T, BLOCK_H, BLOCK_HALF), 0.0, tl.float32)
     sum_r = tl.full((BLOCK_T, BLOCK_H, BLOCK_REST), 0.0, tl.float32)
-    wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
+    # fmt: off
+    wa, wb, wr = load_weight(
+        weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
+    )
+    # fmt: on
     # Before the loop, which would load nothing ahead of a search in it.
     PLACE: tl.constexpr = PLACED if SOURCE == CU_SEQLENS else SOURCE
     if SOURCE == CU_SEQLENS:
-        places = places_of(positions, first_tile * BLOCK_T + tl.arange(0, GROUP), sequences, search_steps)
+        every = tl.arange(0, GROUP)
+        every = (group + every // BLOCK_T * groups) * BLOCK_T + every % BLOCK_T
+        places = places_of(positions, every, sequences, search_steps)
         places = tl.reshape(places, (GROUP // BLOCK_T, BLOCK_T))
     for step in tl.range(0, steps, num_stages=STAGES):
-        flat = (first_tile + step) * BLOCK_T + tl.arange(0, BLOCK_T)
+        flat = (group + step * groups) * BLOCK_T + tl.arange(0, BLOCK_T)
         live = flat < tokens
         row, token = split(flat, length, ONE_ROW, LONG_INDEXING)
         at = positions
@@ -287,11 +295,12 @@ def norm_rope_backward_kernel(
     BLOCKS: tl.constexpr = Q_BLOCKS + K_BLOCKS
     block = tl.program_id(0) % BLOCKS
     group = tl.program_id(0) // BLOCKS
+    groups = tl.num_programs(0) // BLOCKS
     # fmt: off
     if block < Q_BLOCKS:
         partial = partials + (group * Q_BLOCKS + block) * HEAD_DIM
         _tiles_back(
-            q, grad_q, new_q, q_weight, partial, cos, sin, positions, axes, group * steps, block * BLOCK_H,
+            q, grad_q, new_q, q_weight, partial, cos, sin, positions, axes, group, groups, block * BLOCK_H,
             tokens, length, table_rows, sequences, search_steps, eps, steps,
             q_b, q_t, q_h, q_d, grad_q_b, grad_q_t, grad_q_h, grad_q_d, new_q_b, new_q_t, new_q_h, new_q_d,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,
@@ -299,10 +308,9 @@ def norm_rope_backward_kernel(
             ONE_ROW, STAGES, GROUP, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     else:
-        groups = tl.num_programs(0) // BLOCKS
         partial = partials + (groups * Q_BLOCKS + group * K_BLOCKS + block - Q_BLOCKS) * HEAD_DIM
         _tiles_back(
-            k, grad_k, new_k, k_weight, partial, cos, sin, positions, axes, group * steps,
+            k, grad_k, new_k, k_weight, partial, cos, sin, positions, axes, group, groups,
             (block - Q_BLOCKS) * BLOCK_H, tokens, length, table_rows, sequences, search_steps, eps, steps,
             k_b, k_t, k_h, k_d, grad_k_b, grad_k_t, grad_k_h, grad_k_d, new_k_b, new_k_t, new_k_h, new_k_d,
             cos_b, cos_t, cos_d, position_a, position_b, position_t,

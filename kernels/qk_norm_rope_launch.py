@@ -43,6 +43,8 @@ class Parts(NamedTuple):
 
     steps: int
     """Tiles that a program goes through: it writes its part of a weight's gradient once."""
+    groups: int
+    """Programs for the same heads; a tile is the next one's, and then again the first one's."""
     q_rows: int
     """Programs that write a part of q's weight's gradient."""
     k_rows: int
@@ -69,7 +71,7 @@ def norm_rotate_back(
             return norm_rotate_back(q, k, grad_q, grad_k, norm, given, weights)
     new_q, new_k = torch.empty_like(q), torch.empty_like(k)
     parts = parts_of(q.shape, k.shape[2], weights)
-    _, q_rows, k_rows = parts
+    _, _, q_rows, k_rows = parts
     partials = torch.empty((q_rows + k_rows, q.shape[3]), dtype=torch.float32, device=q.device)
     _launch((q, k, grad_q, grad_k, new_q, new_k), partials, parts, norm, given)
     if not weights:
@@ -89,19 +91,14 @@ def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_
     head_dim = partials.shape[1]
     # All parts of a short row at once: a second load after a first is a microsecond.
     grid, changing = (2, -(-head_dim // 8), 1), (partials, grad_q, grad_k, q_rows, k_rows)
-    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 1024, "BLOCK_D": 8}
-    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=8)
+    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 2048, "BLOCK_D": 8}
+    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=16)
     if compiled is not None:
         _SUMS[key] = keep(compiled, grid, (*changing, *constants.values()), len(changing))
 
 
-def forward_tile(tokens: int, q_heads: int, k_heads: int, head_dim: int) -> Tile:
-    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them.
-
-    Short rows fill a device once or twice; there 2,048 by four.
-    """
-    if tokens <= SHORT:
-        return _tile(q_heads, k_heads, head_dim, 2048, 16, 4)
+def forward_tile(q_heads: int, k_heads: int, head_dim: int) -> Tile:
+    """1,024 elements by one warp, whose lanes have a head's squares to add up among few of them."""
     return _tile(q_heads, k_heads, head_dim, 1024, 4, 1)
 
 
@@ -119,13 +116,18 @@ def _tile(q_heads: int, k_heads: int, head_dim: int, elements: int, heads: int, 
 
 @lru_cache(MAX_KEPT)
 def parts_of(shape: tuple[int, int, int, int], k_heads: int, weights: bool) -> Parts:
-    """For q of this shape; without rows where the weights get no gradients."""
+    """For q of this shape; without weights' gradients a program has one tile and no row."""
     batch, length, q_heads, head_dim = shape
     tokens = batch * length
     tile = backward_tile(q_heads, k_heads, head_dim)
+    tiles = -(-tokens // tile.tokens)
+    if not weights or not tiles:
+        return Parts(1, tiles, 0, 0)
     steps = max(1, min(GROUP, max(12, tokens // 256)) // tile.tokens)
-    groups = -(-tokens // (tile.tokens * steps)) if weights else 0
-    return Parts(steps, *(groups * -(-heads // tile.heads) for heads in (q_heads, k_heads)))
+    # Odd: programs' tiles a power of two apart would meet the same banks of memory.
+    groups = -(-tiles // steps) | 1
+    q_rows, k_rows = (groups * -(-heads // tile.heads) for heads in (q_heads, k_heads))
+    return Parts(-(-tiles // groups), groups, q_rows, k_rows)
 
 
 def _launch(
@@ -199,13 +201,14 @@ def _launch_first(
     half = given.turned // 2
     kernel: Any
     if parts is None:
-        kernel, tile, steps = norm_rope_kernel, forward_tile(tokens, q_heads, k_heads, head_dim), 1
+        kernel, tile = norm_rope_kernel, forward_tile(q_heads, k_heads, head_dim)
+        groups = -(-tokens // tile.tokens)
         rounded = norm.plus_one or torch.promote_types(norm.q_weight.dtype, q.dtype) == q.dtype
     else:
         kernel, tile = norm_rope_backward_kernel, backward_tile(q_heads, k_heads, head_dim)
-        steps = parts.steps
+        groups = parts.groups
     blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
-    grid = (-(-tokens // (tile.tokens * steps)) * blocks, 1, 1)
+    grid = (groups * blocks, 1, 1)
     constants = {
         "Q_HEADS": q_heads,
         "K_HEADS": k_heads,
@@ -218,7 +221,8 @@ def _launch_first(
         **({"ROUNDED": rounded} if parts is None else {"WEIGHTS": parts.q_rows > 0}),
         "LONG_INDEXING": is_long(tokens, *heads, given.cos, given.position_ids),
         "ONE_ROW": batch == 1,
-        **({} if parts is None else {"STAGES": STAGES if tokens <= SHORT else 1, "GROUP": GROUP}),
+        **({} if parts is None else {"STAGES": STAGES if tokens <= SHORT and parts.steps > 1 else 1}),
+        **({} if parts is None else {"GROUP": GROUP}),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": triton.next_power_of_2(half),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rope_tiles import GATHERED, load_pairs, load_rows, split, store_pairs
+from .rope_tiles import load_pairs, load_rows, split, store_pairs
 
 
 @triton.jit
@@ -60,20 +60,27 @@ def load_weight(
     HEAD_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """The weight of both sides of each pair and of the rest, each [1, 1, lanes] in float32."""
+    """The weight of both sides of each pair [tokens, heads, lanes] and of the rest [1, 1, lanes], in float32.
+
+    In a tile's shape, so that each thread loads what its own elements meet: handing them round costs more.
+    """
     first, second, inside = lanes(HALF, INTERLEAVED, BLOCK_HALF)
     rest = 2 * HALF + tl.arange(0, BLOCK_REST)
-    a = tl.load(weight + first, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(weight + second, mask=inside, other=0.0).to(tl.float32)
+    each = (tl.arange(0, BLOCK_T) * 0)[:, None, None] + (tl.arange(0, BLOCK_H) * 0)[None, :, None]
+    inside = inside[None, None, :]
+    a = tl.load(weight + (first[None, None, :] + each), mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(weight + (second[None, None, :] + each), mask=inside, other=0.0).to(tl.float32)
     r = tl.load(weight + rest, mask=rest < HEAD_DIM, other=0.0).to(tl.float32)
     if PLUS_ONE:
         a += 1.0
         b += 1.0
         r += 1.0
-    return a[None, None, :], b[None, None, :], r[None, None, :]
+    return a, b, r[None, None, :]
 
 
 @triton.jit
@@ -129,7 +136,9 @@ def _norm_turn_heads(
     a, b = load_pairs(
         source, mask, x_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
-    wa, wb, wr = load_weight(weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_HALF, BLOCK_REST)
+    wa, wb, wr = load_weight(
+        weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
+    )
     # fmt: on
     squares = total(a * a + b * b, 2)
     if 2 * HALF < HEAD_DIM:
@@ -215,13 +224,11 @@ def norm_rope_kernel(
     flat = tl.program_id(0) // BLOCKS * BLOCK_T + tl.arange(0, BLOCK_T)
     live = flat < tokens
     row, token = split(flat, length, ONE_ROW, LONG_INDEXING)
-    # A table's rows in float32 are too many bytes to be loaded for each head.
-    ROW_HEADS: tl.constexpr = BLOCK_H if SOURCE == GATHERED else 1
     # fmt: off
     c, s = load_rows(
         cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
         cos_b, cos_t, cos_d, position_a, position_b, position_t,
-        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, ROW_HEADS,
+        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, 1,
     )
     if block < Q_BLOCKS:
         _norm_turn_heads(

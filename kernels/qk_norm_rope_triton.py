@@ -97,12 +97,18 @@ def _norm_turn_heads(
     x,
     y,
     weight,
+    cos,
+    sin,
+    positions,
+    axes,
+    flat,
     row,
     token,
     live,
     first_head,
-    cos,
-    sin,
+    table_rows,
+    sequences,
+    search_steps,
     eps,
     x_b,
     x_t,
@@ -112,9 +118,17 @@ def _norm_turn_heads(
     y_t,
     y_h,
     y_d,
+    cos_b,
+    cos_t,
+    cos_d,
+    position_a,
+    position_b,
+    position_t,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SOURCE: tl.constexpr,
+    AXES: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     ROUNDED: tl.constexpr,
@@ -136,6 +150,12 @@ def _norm_turn_heads(
     a, b = load_pairs(
         source, mask, x_d, HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
+    # After the tile is asked for: what hands rows round waits for them, and the tile would wait behind it.
+    c, s = load_rows(
+        cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
+        cos_b, cos_t, cos_d, position_a, position_b, position_t,
+        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, 1,
+    )
     wa, wb, wr = load_weight(
         weight, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
     )
@@ -152,7 +172,7 @@ def _norm_turn_heads(
         b = b.to(dtype).to(tl.float32)
     # fmt: off
     store_pairs(
-        target, mask, y_d, a * cos - b * sin, b * cos + a * sin,
+        target, mask, y_d, a * c - b * s, b * c + a * s,
         HALF, INTERLEAVED, LONG_INDEXING, BLOCK_T, BLOCK_H, BLOCK_HALF,
     )
     # fmt: on
@@ -225,23 +245,22 @@ def norm_rope_kernel(
     live = flat < tokens
     row, token = split(flat, length, ONE_ROW, LONG_INDEXING)
     # fmt: off
-    c, s = load_rows(
-        cos, sin, positions, axes, flat, row, token, live, table_rows, sequences, search_steps,
-        cos_b, cos_t, cos_d, position_a, position_b, position_t,
-        HALF, SOURCE, AXES, False, LONG_INDEXING, BLOCK_T, BLOCK_HALF, 1,
-    )
     if block < Q_BLOCKS:
         _norm_turn_heads(
-            q, new_q, q_weight, row, token, live, block * BLOCK_H, c, s, eps,
+            q, new_q, q_weight, cos, sin, positions, axes, flat, row, token, live, block * BLOCK_H,
+            table_rows, sequences, search_steps, eps,
             q_b, q_t, q_h, q_d, new_q_b, new_q_t, new_q_h, new_q_d,
-            Q_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            Q_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
             BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     else:
         _norm_turn_heads(
-            k, new_k, k_weight, row, token, live, (block - Q_BLOCKS) * BLOCK_H, c, s, eps,
+            k, new_k, k_weight, cos, sin, positions, axes, flat, row, token, live,
+            (block - Q_BLOCKS) * BLOCK_H, table_rows, sequences, search_steps, eps,
             k_b, k_t, k_h, k_d, new_k_b, new_k_t, new_k_h, new_k_d,
-            K_HEADS, HALF, HEAD_DIM, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
+            cos_b, cos_t, cos_d, position_a, position_b, position_t,
+            K_HEADS, HALF, HEAD_DIM, SOURCE, AXES, INTERLEAVED, PLUS_ONE, ROUNDED, LONG_INDEXING,
             BLOCK_T, BLOCK_H, BLOCK_HALF, BLOCK_REST,
         )
     # fmt: on

@@ -74,7 +74,7 @@ def extra_memory(case: Case, arm: str) -> float:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() + sum(x.numel() * x.element_size() for x in case.leaves)
-    torch.autograd.grad(out, case.leaves, case.grad, retain_graph=True)
+    torch.autograd.grad(out, case.leaves, case.grad)
     return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 

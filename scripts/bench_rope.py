@@ -75,7 +75,7 @@ class Inputs:
         self.copies = [torch.empty(0), torch.empty(0)]
 
     def renew(self) -> None:
-        """Draws q and k again. Rows of cos and sin in bf16 stretch what is turned in place: 33,000 times to inf."""
+        """Draws q and k again: rows in bf16 stretch what is turned in place, 33,000 times to inf."""
         self.q.normal_()
         self.k.normal_()
 

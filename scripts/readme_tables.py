@@ -118,9 +118,10 @@ def rope_speed(rows: Rows) -> str:
             mine = (cell(case, own, "graph"), cell(case, own, "of copy", ""), cell(case, own, "eager"))
             theirs = (f"{cell(case, peer, 'graph')} / {cell(case, peer, 'eager')}" for peer in peers)
             lines.append(f"| {' | '.join((case, *mine, *theirs))} |")
-    normed = ("padless", "Unsloth frozen", "Unsloth trained", "HF compiled", "HF eager")
+    normed = ("padless gathered", "padless", "Unsloth frozen", "Unsloth trained", "HF compiled", "HF eager")
     arms = measured(*normed, metric="both ways graph")
-    lines += ["", f"| forward and backward | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
+    names = [{"padless": "padless cu_seqlens"}.get(arm, arm) for arm in arms]
+    lines += ["", f"| forward and backward | {' | '.join(names)} |", "|---" * (len(arms) + 1) + "|"]
     for case in cases:
         if (case, "padless", "both ways graph") in last:
             times = (cell(case, arm, "both ways graph") for arm in arms)

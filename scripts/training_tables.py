@@ -6,12 +6,14 @@ here. Arms update after every batch, and those of packs are larger, so the gain 
 stands beside the gain. Speed is that of all steps; where there are few of packs, which hold like numbers of
 tokens, it is that of the median step, which a kernel that is compiled meanwhile does not change. Padded
 batches are a draw: where they are of a few shapes, their speed over all batches of the epoch is known too.
+An arm that has no room for its activations is held against as it runs with checkpointing: each as fast as its
+memory allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Rows = Sequence[dict[str, Any]]
@@ -24,6 +26,8 @@ PACKED = 0.99
 """Useful share from which on batches are packed and alike."""
 FEW = 30
 """Steps below which one slow step would tell."""
+APART = 0.03
+"""By how much two ratios differ to be told both."""
 IDLE = 0.1
 """Idle share of the device that is told of."""
 
@@ -34,12 +38,24 @@ class Case:
 
     name: str
     arms: dict[str, dict[str, float]]
+    checkpointed: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same arms with checkpointing, where this case is without."""
+
+    def without_room(self, arm: str) -> bool:
+        """Whether an arm stands for itself by what it does with checkpointing, having no room here."""
+        return FULL in self.arms[arm] and SPEED in self.checkpointed.get(arm, {})
+
+    def found(self, arm: str) -> dict[str, float] | None:
+        """What was measured of an arm, with checkpointing where it has no room without."""
+        if arm not in self.arms:
+            return None
+        found = self.checkpointed[arm] if self.without_room(arm) else self.arms[arm]
+        return found if SPEED in found else None
 
     @property
     def base(self) -> dict[str, float] | None:
         """The padded arm that the others are held against, where it was measured."""
-        found = self.arms.get(BASE)
-        return found if found is not None and SPEED in found else None
+        return self.found(BASE)
 
     @property
     def best(self) -> str | None:
@@ -67,7 +83,11 @@ def cases_of(rows: Rows) -> list[Case]:
         return next((number for number, kind in enumerate(kinds) if arm.startswith(kind)), len(kinds))
 
     return [
-        Case(name=name, arms={arm: arms[arm] for arm in sorted(arms, key=place)})
+        Case(
+            name=name,
+            arms={arm: arms[arm] for arm in sorted(arms, key=place)},
+            checkpointed=found.get(f"{name}, checkpointed", {}),
+        )
         for name, arms in found.items()
     ]
 
@@ -87,12 +107,16 @@ def derived(case: Case) -> str | None:
     if case.best is None:
         return None
     own, told = case.arms[case.best], []
+
+    def named(arm: str) -> str:
+        return f"`{arm}`" + (" (checkpointed: without it has no room)" * case.without_room(arm))
+
     if case.base is not None:
         explained = 1 / case.base["useful"]
         gain, plain = (speed(own, updates=on) / speed(case.base, updates=on) for on in (True, False))
         told.append(
-            f"{gain:.2f} times the tokens of `{BASE}` a second ({plain:.2f} without the optimizer's time); "
-            f"its useful share of {case.base['useful']:.1%} alone explains {explained:.2f}, so "
+            f"{gain:.2f} times the tokens a second of {named(BASE)}, {plain:.2f} without the optimizer's "
+            f"time; its useful share of {case.base['useful']:.1%} alone explains {explained:.2f}, so "
             f"{gain / explained:.2f} times ({plain / explained:.2f}) is the rest"
         )
         if EPOCH in case.base:
@@ -103,17 +127,24 @@ def derived(case: Case) -> str | None:
             )
         if case.base.get("idle", 0) > IDLE:
             told.append(f"the GPU waits for Python for {case.base['idle']:.0%} of the padded arm's time")
-    told += [
-        f"{speed(own) / speed(found):.2f} times `{arm}`"
-        for arm, found in case.arms.items()
-        if arm.startswith(PEERS) and SPEED in found
-    ]
-    if case.base is not None and MEMORY in own and MEMORY in case.base:
+    for arm in case.arms:
+        if arm.startswith(PEERS) and (found := case.found(arm)) is not None:
+            told.append(
+                f"{speed(own) / speed(found):.2f} times {named(arm).removesuffix(',')}{middle(own, found)}"
+            )
+    if case.base is not None and not case.without_room(BASE) and MEMORY in own and MEMORY in case.base:
         less = 1 - own[MEMORY] / case.base[MEMORY]
         told.append(
             f"activations of the same {own['tokens, same sequences']:,.0f} tokens take {less:.0%} less"
         )
     return f"- {case.name}: `{case.best}` trains {'; '.join(told)}." if told else None
+
+
+def middle(own: dict[str, float], found: dict[str, float]) -> str:
+    """The ratio by median steps, where slow steps of one of two arms make the speeds' another."""
+    by_step = own["tokens a step"] / own["step"] / (found["tokens a step"] / found["step"])
+    by_all = speed(own) / speed(found)
+    return "" if abs(by_step / by_all - 1) < APART else f", {by_step:.2f} by their median steps"
 
 
 def training_speed(rows: Rows) -> str:

@@ -34,15 +34,16 @@ def linear_cross_entropy(
     """The sum over rows of the cross-entropy of `x @ weight.T + bias`: float32 [], differentiable, once.
 
     - x [n, H], weight [V, H], bias [V], of one type, or of any where autocast says which to compute in.
-    - targets [n] int64: a row's class, or `ignore_index`, whose loss and gradients are 0. Another one
-      outside of 0 to V - 1 makes the loss NaN on a GPU, and is an error elsewhere.
+    - targets [n] int64: a row's class, or `ignore_index`, whose loss and gradients are 0, as is the sum where
+      no row has another. Another one outside of 0 to V - 1 makes the loss NaN on a GPU, and is an error
+      elsewhere.
 
     Gradients are those of logits rounded to the type that is computed in; weight's are summed in its own.
-    Raises ValueError, naming shapes.
+    Raises ValueError, naming shapes, and TypeError, naming types.
     """
     if (
-        x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or targets.shape != x.shape[:1]
-        or (bias is not None and bias.shape != weight.shape[:1])
+        x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or not len(weight)
+        or targets.shape != x.shape[:1] or (bias is not None and bias.shape != weight.shape[:1])
     ):  # fmt: skip
         raise ValueError(
             f"x must be [n, H], weight [V, H], targets [n] and bias [V]: x {list(x.shape)}, "
@@ -53,6 +54,12 @@ def linear_cross_entropy(
     # As autocast has it of a linear layer: float64 stays what it is.
     cast = torch.is_autocast_enabled(kind) and x.dtype is not torch.float64
     dtype = torch.get_autocast_dtype(kind) if cast else x.dtype
+    if not cast and not x.dtype == weight.dtype == (x if bias is None else bias).dtype:
+        raise TypeError(
+            f"x is {x.dtype}, weight {weight.dtype}"
+            + ("" if bias is None else f", bias {bias.dtype}")
+            + "; they must be one type, as for a linear layer, or computed under torch.autocast"
+        )
     wanted = torch.is_grad_enabled()
     loss: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, ignore_index, dtype, wanted)  # type: ignore[no-untyped-call]
     return loss

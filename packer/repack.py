@@ -193,6 +193,11 @@ class Repack(Build):
                 for number, split in enumerate(lines):
                     if split.fragments is not None:
                         gathers[number], tables[number] = cut_again(gathers[number], tables[number], split)
+            except KeyboardInterrupt:
+                for future, _ in self._unchanged:
+                    future.cancel()
+                self._unchanged.clear()
+                raise
             finally:
                 made.close()
                 # Beside all of that; a damaged file is not copied, and is the reason of what else is wrong.

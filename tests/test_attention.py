@@ -179,6 +179,11 @@ def test_boundaries_changed_in_place_are_looked_at_again() -> None:
         ({"window": 2, "causal": False}, "causal False"),
         ({"softcap": 0.0}, "softcap is 0.0"),
         ({"sinks": torch.zeros(2)}, r"they must be \[6\]"),
+        ({"sinks": [0.0] * 6}, "sinks are a list"),
+        ({"window": [3]}, r"window is \[3\]; it must be a whole number"),
+        ({"window": 2.5}, "window is 2.5"),
+        ({"softcap": "30"}, "softcap is '30'; it must be a number"),
+        ({"scale": True}, "scale is True; it must be a number"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
 )

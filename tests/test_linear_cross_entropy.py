@@ -175,6 +175,20 @@ def test_chunks_are_even_and_within_their_memory(rows: int, vocabulary: int) -> 
 
 def test_shapes_that_do_not_meet_are_refused() -> None:
     x, weight, targets = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)
-    for wrong in ((x[:, :2], weight, targets), (x, weight, targets[:2]), (x, weight, targets, x[0])):
+    for wrong in (
+        (x[:, :2], weight, targets),
+        (x, weight, targets[:2]),
+        (x, weight, targets, x[0]),
+        (x, weight[:0], targets),
+    ):
         with pytest.raises(ValueError, match=r"x must be \[n, H\]"):
             linear_cross_entropy(*wrong)
+
+
+def test_types_that_do_not_meet_are_refused_as_by_a_linear_layer() -> None:
+    x, weight, targets = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)
+    for wrong in ((x.bfloat16(), weight, targets), (x, weight, targets, torch.zeros(5).half())):
+        with pytest.raises(TypeError, match="they must be one type"):
+            linear_cross_entropy(*wrong)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert linear_cross_entropy(*wrong).isfinite()

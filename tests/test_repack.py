@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from building import (
     write_lines,
 )
 
+from padless.packer import repack as repack_module
+from padless.packer.repack_config import RepackConfig
 from padless.runtime.reader import PackedReader
 
 TEXT = ("--format", "text")
@@ -227,6 +230,33 @@ def test_a_damaged_shard_is_not_copied(tmp_path: Path, column: str) -> None:
     run = repack(tmp_path / "old", "--output", tmp_path / "again")
     assert run.code == 2 and shard.name in run.err
     assert not (tmp_path / "again").exists()
+
+
+def test_an_interrupted_repack_compares_no_further_files(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes as long as reading all of a folder would hold whoever pressed Ctrl-C."""
+    source = tmp_path / "packed"
+    built(texts, source, *TEXT, "--max-length", "2048", "--shard-size", "4kB")
+    interrupted, compared = threading.Event(), []
+
+    def compare(reader: PackedReader, shard: int) -> None:
+        compared.append(shard)
+        assert interrupted.wait(60)
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repack_module, "_check_shard", compare)
+    monkeypatch.setattr(repack_module, "plan_splits", interrupt)
+    shards = len(PackedReader(source).manifest.shards)
+    with pytest.raises(KeyboardInterrupt):
+        repack_module.repack(
+            RepackConfig(folders=(str(source),), output=str(tmp_path / "again"), max_length=4096, workers=2)
+        )
+    assert shards > 5 and len(compared) < shards // 2
+    assert not (tmp_path / "again" / "manifest.json").exists()
 
 
 def test_several_folders_are_packed_together(tmp_path: Path, texts: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from padless.runtime.attention.backend import Forward, Options, Request, capture_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.choice import AUTO, BACKENDS, Choice, choose, choose_parts, request_of
-from padless.runtime.attention.inputs import check_inputs
+from padless.runtime.attention.inputs import check_inputs, check_kinds
 from padless.runtime.attention.opaque import forward_opaque
 from padless.runtime.attention.parts import attend_in_parts
 from padless.runtime.errors import AttentionError
@@ -70,6 +70,11 @@ def varlen_attention(
     """
     if q.ndim != 3:
         raise AttentionError(f"q is {list(q.shape)}; it must be [T, Hq, D]")
+    if (
+        any(option is not None for option in (window, softcap, scale, sinks))
+        and not torch.compiler.is_compiling()
+    ):
+        check_kinds(window, softcap, scale, sinks)
     boundaries = boundaries_of(cu_seqlens, max_seqlen, q.shape[0])
     scale = q.shape[2] ** -0.5 if scale is None else scale
     options = Options(causal, scale, window, softcap, sinks, deterministic)

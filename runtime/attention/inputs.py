@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+from typing import Any
+
 from torch import Tensor
 
 from padless.runtime.attention.backend import Options
 from padless.runtime.errors import AttentionError
+
+
+def check_kinds(window: Any, softcap: Any, scale: Any, sinks: Any) -> None:
+    """Raises AttentionError, naming the value, for an option that is of another kind than it must be."""
+    if window is not None and (isinstance(window, bool) or not isinstance(window, Integral)):
+        raise AttentionError(f"window is {window!r}; it must be a whole number of tokens, or None for none")
+    for name, value in (("softcap", softcap), ("scale", scale)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+            raise AttentionError(f"{name} is {value!r}; it must be a number, or None")
+    if sinks is not None and not isinstance(sinks, Tensor):
+        raise AttentionError(
+            f"sinks are a {type(sinks).__name__}; they must be a tensor [Hq] on the device of q, or None"
+        )
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, options: Options) -> None:

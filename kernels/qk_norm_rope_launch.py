@@ -124,7 +124,7 @@ def parts_of(shape: tuple[int, int, int, int], k_heads: int, weights: bool) -> P
     if not weights or not tiles:
         return Parts(1, tiles, 0, 0)
     steps = max(1, min(GROUP, max(12, tokens // 256)) // tile.tokens)
-    # Odd: programs' tiles a power of two apart would meet the same banks of memory.
+    # Odd: at 32,768 tokens 512 groups took longer than any number of groups near it.
     groups = -(-tiles // steps) | 1
     q_rows, k_rows = (groups * -(-heads // tile.heads) for heads in (q_heads, k_heads))
     return Parts(-(-tiles // groups), groups, q_rows, k_rows)

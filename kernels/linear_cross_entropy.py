@@ -54,12 +54,16 @@ def linear_cross_entropy(
     # As autocast has it of a linear layer: float64 stays what it is.
     cast = torch.is_autocast_enabled(kind) and x.dtype is not torch.float64
     dtype = torch.get_autocast_dtype(kind) if cast else x.dtype
-    if not cast and not x.dtype == weight.dtype == (x if bias is None else bias).dtype:
+    given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    if not all(one.is_floating_point() and (cast or one.dtype == x.dtype) for one in given.values()):
+        types = ", ".join(f"{name} {one.dtype}" for name, one in given.items())
         raise TypeError(
-            f"x is {x.dtype}, weight {weight.dtype}"
-            + ("" if bias is None else f", bias {bias.dtype}")
-            + "; they must be one type, as for a linear layer, or computed under torch.autocast"
+            f"{types}: they must be one floating type, as for a linear layer, or of any under "
+            "torch.autocast, which leaves x of float64 as it is"
         )
+    if not all(one.device == x.device for one in (*given.values(), targets)):
+        places = ", ".join(f"{name} {one.device}" for name, one in (given | {"targets": targets}).items())
+        raise ValueError(f"{places}: they must be on one device")
     wanted = torch.is_grad_enabled()
     loss: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, ignore_index, dtype, wanted)  # type: ignore[no-untyped-call]
     return loss

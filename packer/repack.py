@@ -194,9 +194,7 @@ class Repack(Build):
                     if split.fragments is not None:
                         gathers[number], tables[number] = cut_again(gathers[number], tables[number], split)
             except KeyboardInterrupt:
-                for future, _ in self._unchanged:
-                    future.cancel()
-                self._unchanged.clear()
+                self._forget_checks()
                 raise
             finally:
                 made.close()
@@ -221,12 +219,22 @@ class Repack(Build):
 
     def _end_checks(self) -> None:
         """See all files compared; those that nobody has begun with are compared here."""
-        for future, check in self._unchanged:
-            if future.cancel():
-                check()
+        try:
+            for future, check in self._unchanged:
+                if future.cancel():
+                    check()
+            for future, _ in self._unchanged:
+                if not future.cancelled():
+                    future.result()
+        except BaseException:  # interrupted, or damaged: nobody waits for the rest
+            self._forget_checks()
+            raise
+
+    def _forget_checks(self) -> None:
+        """Begin with no further file."""
         for future, _ in self._unchanged:
-            if not future.cancelled():
-                future.result()
+            future.cancel()
+        self._unchanged.clear()
 
     def _split(self, name: str, made: MadeAnew, hashing: ThreadPoolExecutor) -> tuple[Any, Any, Any]:
         """The new lines of one split over all folders: its account, its tokens and its table."""

@@ -2,6 +2,7 @@
 
     python scripts/bench_plan.py --big --lengths token_lengths.parquet --record
     python scripts/bench_plan.py --lengths my_lengths.parquet --column tokens --max-length 2048
+    python scripts/bench_plan.py --quarter
 
 Lengths are lognormal, a million for packs of 4,096 tokens and with --big 20 million for 8,192; with
 --lengths also those of a Parquet file, one case for each value of its column `file`. A plan is checked
@@ -9,6 +10,8 @@ before its time counts. Times are medians of whole calls, arms in turn, since on
 move by a quarter; the fastest stands beside. The peers' loops (see peer_packers.py) and, where it is
 installed, TRL's own function (its Arrow work included) run once, and not for the 20 million;
 "shuffled" has the packs in a drawn order, as a build writes them.
+With --quarter all of that is left out for 50,000 lengths from a quarter to a half of a pack, where packs over
+the bound are those over the linear program's, and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from peer_packers import PEERS, Packs
 
 from padless.packer.plan import PackPlan, check_plan, lower_bound
 from padless.packer.strategies import STRATEGIES
+from padless.packer.strategies.pricing import linear_bound
 
 RESULTS = Path(__file__).parent / "results" / "bench_plan.jsonl"
 BIG = 10_000_000
@@ -92,7 +96,13 @@ def plan_by_trl(pack: Callable[[pa.Table, int], pa.Table], lengths: Lengths, max
 
 
 def measure(
-    results: Results | None, case: str, arms: list[Arm], repeats: int, lengths: Lengths, max_length: int
+    results: Results | None,
+    case: str,
+    arms: list[Arm],
+    repeats: int,
+    lengths: Lengths,
+    max_length: int,
+    bound_of: Callable[[Lengths, int, int | None], int] = lower_bound,
 ) -> None:
     """Run every arm `repeats` times, in turn, check its plan, and give its rows."""
     seconds: dict[str, list[float]] = {arm: [] for arm, _, _ in arms}
@@ -106,7 +116,7 @@ def measure(
     for arm, cap, _ in arms:
         plan = plans[arm]
         check_plan(plan, lengths, max_length, cap)
-        used, bound = tokens / (len(plan) * max_length), lower_bound(lengths, max_length, cap)
+        used, bound = tokens / (len(plan) * max_length), bound_of(lengths, max_length, cap)
         middle, fastest = statistics.median(seconds[arm]), min(seconds[arm])
         if results is None:
             over = len(plan) - bound
@@ -121,16 +131,29 @@ def measure(
         results.add(case, arm, "fastest", fastest, "s")
 
 
+def measure_quarter() -> None:
+    """Lengths of which packs hold two or three, against the linear program's bound."""
+    for max_length in (1024, 2048, 4096, 8192):
+        drawn = np.random.default_rng(0).integers(max_length // 4 + 1, max_length // 2, 50_000)
+        lengths = drawn.astype(np.int32)
+        own = [arm for arm in arms(lengths, max_length, (None,)) if arm[0] in ("bfd", "spread", "optimal")]
+        measure(None, f"a quarter to a half of {max_length:,}", own, 1, lengths, max_length, linear_bound)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--big", action="store_true", help="also 20 million lengths at 8,192")
+    parser.add_argument("--quarter", action="store_true", help="only lengths of a quarter to a half")
     parser.add_argument("--lengths", type=Path, help="Parquet file with columns of lengths")
     parser.add_argument("--column", nargs="+", default=["qwen3_chatml_total", "qwen3_chat_total"])
     parser.add_argument("--max-length", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--record", action="store_true", help=f"append the rows to {RESULTS.name}")
     args = parser.parse_args()
+    if args.quarter:
+        measure_quarter()
+        return
     results = Results(bench="bench_plan", path=RESULTS) if args.record else None
     if args.lengths is not None:
         for case, lengths, max_length in file_cases(args):

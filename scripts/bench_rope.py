@@ -355,9 +355,10 @@ def bench(
 def main() -> None:
     """Reads the options and runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiles", action="store_true", help="time tiles instead of peers")
-    parser.add_argument("--cases", type=int, nargs="*", help="numbers of the cases, from 0; without norms")
-    parser.add_argument("--norms", action="store_true", help="norm and rotation alone")
+    parser.add_argument("--tiles", action="store_true", help="time tiles instead of peers; without norms")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--cases", type=int, nargs="*", help="numbers of the cases, from 0; without norms")
+    some.add_argument("--norms", action="store_true", help="norm and rotation alone")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "bench_rope.jsonl")
     parser.add_argument("--unsloth", type=Path, help="folder of Unsloth's unpacked wheels")
     options = parser.parse_args()

@@ -129,9 +129,7 @@ def derived(case: Case) -> str | None:
             told.append(f"the GPU waits for Python for {case.base['idle']:.0%} of the padded arm's time")
     for arm in case.arms:
         if arm.startswith(PEERS) and (found := case.found(arm)) is not None:
-            told.append(
-                f"{speed(own) / speed(found):.2f} times {named(arm).removesuffix(',')}{middle(own, found)}"
-            )
+            told.append(f"{speed(own) / speed(found):.2f} times {named(arm)}{middle(own, found)}")
     if case.base is not None and not case.without_room(BASE) and MEMORY in own and MEMORY in case.base:
         less = 1 - own[MEMORY] / case.base[MEMORY]
         told.append(
@@ -141,7 +139,9 @@ def derived(case: Case) -> str | None:
 
 
 def middle(own: dict[str, float], found: dict[str, float]) -> str:
-    """The ratio by median steps, where slow steps of one of two arms make the speeds' another."""
+    """How many steps, where few; or the ratio by median steps, where slow steps make the speeds' another."""
+    if found["steps"] < FEW:
+        return f", by the median of its {found['steps']:.0f} steps"
     by_step = own["tokens a step"] / own["step"] / (found["tokens a step"] / found["step"])
     by_all = speed(own) / speed(found)
     return "" if abs(by_step / by_all - 1) < APART else f", {by_step:.2f} by their median steps"

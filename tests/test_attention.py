@@ -184,6 +184,7 @@ def test_boundaries_changed_in_place_are_looked_at_again() -> None:
         ({"window": 2.5}, "window is 2.5"),
         ({"softcap": "30"}, "softcap is '30'; it must be a number"),
         ({"scale": True}, "scale is True; it must be a number"),
+        ({"scale": float("nan")}, "scale is nan; it must be a number, and finite"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
 )

@@ -185,10 +185,18 @@ def test_shapes_that_do_not_meet_are_refused() -> None:
             linear_cross_entropy(*wrong)
 
 
+def test_whole_numbers_and_several_devices_are_refused() -> None:
+    x, weight, targets = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(TypeError, match="one floating type"):
+        linear_cross_entropy(x.long(), weight.long(), targets)
+    with pytest.raises(ValueError, match="weight meta, targets cpu: they must be on one device"):
+        linear_cross_entropy(x, weight.to("meta"), targets)
+
+
 def test_types_that_do_not_meet_are_refused_as_by_a_linear_layer() -> None:
     x, weight, targets = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)
     for wrong in ((x.bfloat16(), weight, targets), (x, weight, targets, torch.zeros(5).half())):
-        with pytest.raises(TypeError, match="they must be one type"):
+        with pytest.raises(TypeError, match="they must be one floating type"):
             linear_cross_entropy(*wrong)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert linear_cross_entropy(*wrong).isfinite()

@@ -101,6 +101,16 @@ def test_lengths_of_a_quarter_to_a_half_of_a_pack_go_by_threes_and_by_pairs() ->
     assert len(STRATEGIES["bfd"](lengths, 1024)) > 1.03 * linear_bound(lengths, 1024)
 
 
+@pytest.mark.parametrize(("max_length", "seed"), [(1024, 0), (1536, 1)])
+def test_lengths_that_all_differ_come_within_one_pack_in_ten_thousand_of_the_bound(
+    max_length: int, seed: int
+) -> None:
+    lengths = np.random.default_rng(seed).integers(max_length // 4 + 1, max_length // 2, 30_000)
+    plan = STRATEGIES["optimal"](lengths, max_length)
+    check_plan(plan, lengths, max_length)
+    assert len(plan) <= linear_bound(lengths, max_length) * 1.0001
+
+
 def test_a_build_with_optimal_reports_the_bound_of_the_linear_program(tmp_path: Path) -> None:
     lengths = [26 + n % 25 for n in range(200)]  # of 100: three of the shortest, or two
     tokenizer = word_tokenizer(tmp_path / "tokenizer")

@@ -232,24 +232,28 @@ def test_a_damaged_shard_is_not_copied(tmp_path: Path, column: str) -> None:
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.parametrize("place", ["while it plans", "while it compares"])
 def test_an_interrupted_repack_compares_no_further_files(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """What takes as long as reading all of a folder would hold whoever pressed Ctrl-C."""
     source = tmp_path / "packed"
     built(texts, source, *TEXT, "--max-length", "2048", "--shard-size", "4kB")
     interrupted, compared = threading.Event(), []
 
-    def compare(reader: PackedReader, shard: int) -> None:
-        compared.append(shard)
-        assert interrupted.wait(60)
-
     def interrupt(*_: object) -> None:
         interrupted.set()
         raise KeyboardInterrupt
 
+    def compare(reader: PackedReader, shard: int) -> None:
+        compared.append(shard)
+        if threading.current_thread() is threading.main_thread():
+            interrupt()
+        assert interrupted.wait(60)
+
     monkeypatch.setattr(repack_module, "_check_shard", compare)
-    monkeypatch.setattr(repack_module, "plan_splits", interrupt)
+    if place == "while it plans":
+        monkeypatch.setattr(repack_module, "plan_splits", interrupt)
     shards = len(PackedReader(source).manifest.shards)
     with pytest.raises(KeyboardInterrupt):
         repack_module.repack(

@@ -19,10 +19,14 @@ from padless.packer.strategies.pricing import PACK, Prices, find_prices
 
 TOLERANCE = 10_000
 """Packs of the bound for which one more is near enough."""
-ROUNDS = 4
+ROUNDS = 40
 """Parts that are packed anew, at most."""
-SAMPLE = 700
-"""Packs in such a part."""
+PATIENCE = 20
+"""Parts in a row that saved no pack before it is given up."""
+SAMPLE = 120
+"""Packs in such a part: a few come out short of their worth however many there are, so few are better."""
+FEW = 2800
+"""Sequences left that are no longer packed in halves."""
 NEARLY = PACK >> 22
 """What a pack may lack of its worth: rounding, over all its sequences."""
 SHORT = (NEARLY, PACK >> 12, PACK >> 10, PACK >> 8)
@@ -52,14 +56,17 @@ def priced_patterns(
     worth = dict(zip(prices.kinds.tolist(), prices.each.tolist(), strict=True))
     full = _full(prices)
     packs = [pattern for copies, pattern in best for _ in range(copies)]
+    last = 0  # the round that saved a pack
     for number in range(ROUNDS):
-        if near_enough(len(packs), prices.bound):
+        if near_enough(len(packs), prices.bound) or number - last > PATIENCE:
             break
         drawn = random_order(len(packs), seed + number).tolist()
         lacking = [pack for pack in drawn if sum(worth[length] for length in packs[pack]) < full]
         whole = [pack for pack in drawn if sum(worth[length] for length in packs[pack]) >= full]
         part = lacking[: SAMPLE // 2] + whole[: max(SAMPLE // 2, SAMPLE - len(lacking))]
         anew = _pack_anew([packs[pack] for pack in part], max_length, cap)
+        if len(anew) < len(part):
+            last = number
         if len(anew) <= len(part):
             chosen = set(part)
             packs = [pack for place, pack in enumerate(packs) if place not in chosen] + anew
@@ -106,7 +113,7 @@ def _fill_in_halves(
         left = counts.copy()
         patterns += _fill(prices, left, int(left.sum()) // 2, max_length, cap, by_count=by_count, share=0.25)
         kept = left > 0
-        if 2 * left.sum() > counts.sum() or left.sum() < 4 * SAMPLE:
+        if 2 * left.sum() > counts.sum() or left.sum() < FEW:
             break
         again = find_prices(prices.kinds[kept], left[kept], max_length, cap)
         assert again is not None, "a part takes no longer than the whole"

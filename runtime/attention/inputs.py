@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,8 +17,10 @@ def check_kinds(window: Any, softcap: Any, scale: Any, sinks: Any) -> None:
     if window is not None and (isinstance(window, bool) or not isinstance(window, Integral)):
         raise AttentionError(f"window is {window!r}; it must be a whole number of tokens, or None for none")
     for name, value in (("softcap", softcap), ("scale", scale)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise AttentionError(f"{name} is {value!r}; it must be a number, or None")
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+            raise AttentionError(f"{name} is {value!r}; it must be a number, and finite, or None")
     if sinks is not None and not isinstance(sinks, Tensor):
         raise AttentionError(
             f"sinks are a {type(sinks).__name__}; they must be a tensor [Hq] on the device of q, or None"

@@ -28,7 +28,7 @@ from padless.runtime.in_memory_checks import (
     refuse_ids,
     refuse_labels,
     refuse_mask,
-    refuse_nan,
+    refuse_not_finite,
     refuse_padding,
 )
 from padless.runtime.in_memory_columns import (
@@ -172,12 +172,12 @@ def _gathered(
             refuse_padding(column(sequences, name), numbers)
         elif _is_array(value):
             values = of_tokens(name)
-            refuse_nan(name, values, labels, lengths, numbers)
+            refuse_not_finite(name, values, labels, lengths, numbers)
             batch[name] = torch.from_numpy(values[None])
         else:
             found = by_sequence(name, column(sequences, name))
             if isinstance(found, np.ndarray):
-                refuse_nan(name, found, labels, lengths, numbers)
+                refuse_not_finite(name, found, labels, lengths, numbers)
             batch[name] = torch.from_numpy(found) if isinstance(found, np.ndarray) else found
     return batch
 

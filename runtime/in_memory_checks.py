@@ -32,20 +32,25 @@ def refuse_further(
             raise CollateError(f"sequence {number} has {more[0]}, and sequence 0 has none: give all or none")
 
 
-def refuse_nan(name: str, values: Array, labels: Array, lengths: Array, numbers: Sequence[int]) -> None:
-    """CollateError where a trained token has NaN, which would make the gradient of the whole step NaN.
+def refuse_not_finite(
+    name: str, values: Array, labels: Array, lengths: Array, numbers: Sequence[int]
+) -> None:
+    """CollateError where a trained token has NaN or an infinity, which would spoil the whole step's gradient.
 
-    `values` [tokens, ...], or [sequences], each of which is that of all its tokens.
+    `values` [tokens, ...], or [sequences], each of which is that of all its tokens. Of several values a token
+    (a teacher's best) one may be minus infinity: what nobody would say.
     """
-    if values.dtype.kind != "f" or not np.isnan(values.min(initial=0)):  # which is NaN where one is
+    if values.dtype.kind != "f" or np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
         return
-    of_tokens = np.isnan(values).reshape(len(values), -1).any(axis=1)
+    bad = ~np.isfinite(values) if values.ndim == 1 else np.isnan(values) | np.isposinf(values)
     if len(values) == len(lengths) != len(labels):
-        of_tokens = of_tokens.repeat(lengths)
+        bad, values = bad.repeat(lengths, axis=0), values.repeat(lengths, axis=0)
+    of_tokens = bad.reshape(len(values), -1).any(axis=1)
     if (places := np.flatnonzero(of_tokens & (labels != IGNORE_INDEX))).size:
+        found = values[places[0]][bad[places[0]]].flat[0]
         raise CollateError(
-            f"{name} of sequence {whose(places, lengths, numbers)} has NaN at a trained token: leave the "
-            "sequence out, or mask the token (response_mask)"
+            f"{name} of sequence {whose(places, lengths, numbers)} has {'NaN' if np.isnan(found) else found} "
+            "at a trained token: leave the sequence out, or mask the token (response_mask)"
         )
 
 

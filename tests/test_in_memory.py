@@ -307,6 +307,29 @@ def test_nan_is_refused_where_it_would_be_trained() -> None:
     assert batch["advantages"].isnan().tolist() == [[False, False, True, False]]
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([1.0, np.inf], "inf"),
+        (np.array([0, -np.inf], np.float16), "-inf"),
+        (np.array([[0, 0], [-np.inf, np.inf]], np.float32), "inf"),
+        (np.inf, "inf"),
+        (-np.inf, "-inf"),
+    ],
+)
+def test_infinities_are_refused_where_they_would_be_trained(values: Any, told: str) -> None:
+    rows = [{"input_ids": [5, 6], "advantages": values}]
+    with pytest.raises(CollateError, match=f"advantages of sequence 0 has {told} at a trained token"):
+        pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+
+
+def test_a_teachers_other_words_may_be_impossible() -> None:
+    best = np.array([[0.0, -np.inf], [-0.5, -np.inf]], np.float32)
+    rows = [{"input_ids": [5, 6], "teacher": best}]
+    (batch,) = pack_sequences(rows, max_tokens=8, rank=0, world_size=1)
+    assert batch["teacher"].isneginf().tolist() == [[[False, True], [False, True]]]
+
+
 def test_nan_for_a_whole_sequence_is_refused_unless_nothing_of_it_is_trained() -> None:
     rows = [{"input_ids": [5, 6], "advantages": 1.0}, {"input_ids": [5], "advantages": float("nan")}]
     (batch,) = pack_sequences(rows, max_tokens=8, rank=0, world_size=1)

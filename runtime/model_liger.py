@@ -199,23 +199,28 @@ def _loss_of_trained(
     """The mean, or the sum over num_items_in_batch, of the next tokens' cross-entropy.
 
     Tokens without a label are left out beforehand: the head would be applied to them for nothing, and of
-    instruction data they are a half.
+    instruction data they are a half. Infinite, as are its gradients, where labels with targets were left out:
+    those that came after they were counted, in a way that torch does not see.
     """
     given = labels if shift_labels is None else shift_labels
     targets = nn.functional.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:] if given is labels else given
     rows, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    if (places := _trained(targets, given)) is not None:
+    places, complete = _trained(targets, given)
+    if places is not None:
         rows, targets = rows.index_select(0, places), targets.index_select(0, places)
     loss = linear_cross_entropy(rows, head.weight, targets, head.bias, ignore_index=IGNORE_INDEX)
+    if complete is not None:
+        loss = loss / complete
     if num_items_in_batch is None:
         num_items_in_batch = (targets != IGNORE_INDEX).sum().clamp(min=1)
     divided: Tensor = loss / num_items_in_batch
     return divided
 
 
-def _trained(targets: Tensor, given: Tensor) -> Tensor | None:
+def _trained(targets: Tensor, given: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """The places of tokens that have a target, perhaps some others behind them; None for all places.
 
+    Beside them 1, or 0 where there were more than were known, on the device; None where none can be missing.
     `given` are the labels that targets [T] are. Shifting them makes no more of them, so that their number
     says how many places are enough. A captured step is replayed over other labels, of which alone the most
     that there can be is known. Where nothing is, the device is waited for.
@@ -224,13 +229,14 @@ def _trained(targets: Tensor, given: Tensor) -> Tensor | None:
     if _is_captured(targets):
         enough = len(targets) if known is None or known.most is None else known.most
     elif known is None:
-        return (targets != IGNORE_INDEX).nonzero().squeeze(1)
+        return (targets != IGNORE_INDEX).nonzero().squeeze(1), None
     else:
         enough = known.trained
     if enough >= len(targets):
-        return None
+        return None, None
     # A stable sort keeps the order, and gives each place once: gradients go back without sums.
-    return torch.sort((targets == IGNORE_INDEX).byte(), stable=True).indices[:enough]
+    is_masked, places = torch.sort((targets == IGNORE_INDEX).byte(), stable=True)
+    return places[:enough], is_masked[enough]
 
 
 def _is_captured(x: Tensor) -> bool:

@@ -2,7 +2,8 @@
 
 A batch counts its labels when it is copied to a device (`VarlenBatch.to`), and what was counted is remembered
 beside the copy, for as long as that tensor lives and is not changed. Where labels come from elsewhere nothing
-is known of them.
+is known of them. A change by way of `labels.data` is none that torch counts: fewer trained labels do no harm,
+and with more of them the fused loss is infinite, since nobody could tell on the host.
 """
 
 from __future__ import annotations

@@ -149,6 +149,24 @@ def test_what_is_known_of_labels_ends_when_they_are_changed_or_others_are_given(
     assert seen == [14, 17, 14]
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_labels_that_came_unseen_after_the_count_make_the_loss_infinite(
+    captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`labels.data` has no version; a replayed step is given whatever lies in its memory."""
+    model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(), packed([5, 1, 9, 3])
+    labels = batch["labels"]
+    remember_targets(labels, Targets(10, 10))
+    monkeypatch.setattr(model_liger, "_is_captured", lambda x: captured)
+    places = [1, 2, 3, 4, *range(7, 15), 16, 17]
+    for trained, finite in ((8, True), (10, True), (11, False)):
+        labels.data.copy_(batch["input_ids"])
+        labels.data[0, [0, 5, 6, 15, *places[trained:]]] = -100
+        loss, gradients = step(model, lambda: model(**batch.model_inputs()).loss)
+        assert bool(loss.isfinite()) is finite
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients.values()) is finite
+
+
 def test_labels_that_are_shifted_already_may_be_fewer_than_were_counted() -> None:
     """The first token's label, which nobody predicts."""
     model, batch = prepare_model(tiny("qwen3"), check=True, liger=["loss"]).train(), packed([5, 9])

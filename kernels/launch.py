@@ -76,9 +76,12 @@ def driver() -> Driver:
 
 
 _CONFIG = struct.Struct("<7I4xQQI4x")
-"""CUlaunchConfig in cuda.h: grid, block, bytes of shared memory, stream, attributes and how many (none)."""
+"""CUlaunchConfig in cuda.h: grid, block, bytes of shared memory, stream, attributes and how many."""
 _STREAM = 32
 """Where the stream lies in it."""
+
+_EARLY = struct.pack("<i4xi60x", 6, 1)
+"""CUlaunchAttribute: programmatic stream serialization, allowed; the kernel waits (rope_tiles.begin)."""
 
 _SIZES = {"i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8}
 """Bytes of the numbers that our kernels take; pointers have eight."""
@@ -104,7 +107,6 @@ def _by_driver(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ..
         metadata.target.backend != "cuda"
         or metadata.num_ctas != 1
         or metadata.launch_cooperative_grid
-        or metadata.launch_pdl
         or metadata.global_scratch_size
         or metadata.profile_scratch_size
     ):
@@ -117,16 +119,17 @@ def _by_driver(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ..
     if driver().sizes(kernel.function) != sizes:
         raise _Unlike
     # In one buffer, so that one call writes it: how to launch, then the arguments, eight bytes each whatever
-    # the type: the driver takes as many as it needs from the lower end.
-    block = ctypes.create_string_buffer(_CONFIG.size + 8 * len(sizes))
+    # the type: the driver takes as many as it needs from the lower end. The attribute comes last.
+    block = ctypes.create_string_buffer(bytes(_CONFIG.size + 8 * len(sizes)) + _EARLY)
     _CONFIG.pack_into(block, 0, *grid, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
     for at, (_, kind, value) in enumerate(taken[changing:], start=changing):
         struct.pack_into("<f4x" if kind == "fp32" else "<q", block, _CONFIG.size + 8 * at, value)
     base = ctypes.addressof(block)
     first = base + _CONFIG.size
     places = (ctypes.c_void_p * len(sizes))(*range(first, first + 8 * len(sizes), 8))
-    # From the stream on: what lies between it and the arguments is zero.
-    front = struct.Struct(f"<Q{_CONFIG.size - _STREAM - 8}x" + "".join(
+    attributes, count = (first + 8 * len(sizes), 1) if metadata.launch_pdl else (0, 0)
+    # From the stream on: attributes lie between it and the arguments.
+    front = struct.Struct("<QQI4x" + "".join(
         "Q" if kind.startswith("*") else "f4x" if kind == "fp32" else "q" for _, kind, _ in taken[:changing]
     ))  # fmt: skip
     write, launch, lock = front.pack_into, driver().launch, Lock()
@@ -137,7 +140,7 @@ def _by_driver(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ..
     def again(stream: int, *values: float, programs: int = known) -> None:
         with lock:  # the driver reads the block before it returns
             width.value = programs
-            write(block, _STREAM, stream, *values)
+            write(block, _STREAM, stream, attributes, count, *values)
             failed = launch(config, function, places, None)
         if failed:  # a thread without a context, say: Triton's launcher makes one, or names the error
             triton_again(stream, *values, programs=programs)

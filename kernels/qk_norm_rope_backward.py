@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from .qk_norm_rope_triton import lanes, load_rest, load_weight, store_rest, total
-from .rope_tiles import CU_SEQLENS, PLACED, load_pairs, load_rows, places_of, split, store_pairs
+from .rope_tiles import CU_SEQLENS, PLACED, begin, load_pairs, load_rows, places_of, split, store_pairs
 
 
 @triton.jit
@@ -279,6 +279,7 @@ def norm_rope_backward_kernel(
     WEIGHTS: tl.constexpr,
     LONG_INDEXING: tl.constexpr,
     ONE_ROW: tl.constexpr,
+    EARLY: tl.constexpr,
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -290,6 +291,7 @@ def norm_rope_backward_kernel(
 
     partials [groups * (Q_BLOCKS + K_BLOCKS), HEAD_DIM]: those of q, then those of k.
     """
+    begin(EARLY)
     Q_BLOCKS: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
     K_BLOCKS: tl.constexpr = (K_HEADS + BLOCK_H - 1) // BLOCK_H
     BLOCKS: tl.constexpr = Q_BLOCKS + K_BLOCKS
@@ -328,10 +330,12 @@ def sum_parts_kernel(
     q_rows,
     k_rows,
     HEAD_DIM: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """partials [q_rows + k_rows, HEAD_DIM] added up to both weights' gradients. Grid: (2, columns)."""
+    begin(EARLY)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = (column < HEAD_DIM)[None, :]
     first = 0

@@ -25,6 +25,7 @@ from .rope_launch import (
     Tile,
     alignment,
     check_types,
+    early,
     is_long,
     kind_of,
     source_of,
@@ -91,8 +92,9 @@ def _sum_parts(partials: Tensor, grad_q: Tensor, grad_k: Tensor, q_rows: int, k_
     head_dim = partials.shape[1]
     # All parts of a short row at once: a second load after a first is a microsecond.
     grid, changing = (2, -(-head_dim // 8), 1), (partials, grad_q, grad_k, q_rows, k_rows)
-    constants = {"HEAD_DIM": head_dim, "BLOCK_ROWS": 2048, "BLOCK_D": 8}
-    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=16)
+    soon = early(partials)
+    constants = {"HEAD_DIM": head_dim, "EARLY": bool(soon), "BLOCK_ROWS": 2048, "BLOCK_D": 8}
+    compiled: Any = sum_parts_kernel[grid](*changing, **constants, num_warps=16, **soon)
     if compiled is not None:
         _SUMS[key] = keep(compiled, grid, (*changing, *constants.values()), len(changing))
 
@@ -199,6 +201,8 @@ def _launch_first(
         return
     source, row_strides = source_of(given)
     half = given.turned // 2
+    # Forward programs are many and small: waiting costs them more than it gains, at 2,048 tokens too.
+    soon = {} if parts is None else early(q)
     kernel: Any
     if parts is None:
         kernel, tile = norm_rope_kernel, forward_tile(q_heads, k_heads, head_dim)
@@ -221,6 +225,7 @@ def _launch_first(
         **({"ROUNDED": rounded} if parts is None else {"WEIGHTS": parts.q_rows > 0}),
         "LONG_INDEXING": is_long(tokens, *heads, given.cos, given.position_ids),
         "ONE_ROW": batch == 1,
+        **({} if parts is None else {"EARLY": bool(soon)}),
         **({} if parts is None else {"STAGES": STAGES if tokens <= SHORT and parts.steps > 1 else 1}),
         **({} if parts is None else {"GROUP": GROUP}),
         "BLOCK_T": tile.tokens,
@@ -232,7 +237,9 @@ def _launch_first(
     # On the way there the kernel rounds as PyTorch does, without fused multiply-add.
     fused = parts is not None
     changing = (*tensors, tokens, length, *scalars)
-    compiled = kernel[grid](*changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=fused)
+    compiled = kernel[grid](
+        *changing, *strides, **constants, num_warps=tile.warps, enable_fp_fusion=fused, **soon
+    )
     if compiled is None:  # the interpreter compiles nothing
         return
     if len(_LAUNCHES) >= MAX_KEPT:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rope_tiles import GATHERED, load_pairs, load_rows, split, store_pairs
+from .rope_tiles import GATHERED, begin, load_pairs, load_rows, split, store_pairs
 
 
 @triton.jit
@@ -148,12 +148,14 @@ def rope_kernel(
     IN_PLACE: tl.constexpr,
     LONG_INDEXING: tl.constexpr,
     ONE_ROW: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
     """Grid: one axis (the others end at 65,535), head blocks of q, then of k, fastest."""
+    begin(EARLY)
     Q_BLOCKS: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
     BLOCKS: tl.constexpr = Q_BLOCKS + (K_HEADS + BLOCK_H - 1) // BLOCK_H
     block = tl.program_id(0) % BLOCKS

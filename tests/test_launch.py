@@ -32,6 +32,7 @@ class StandIn:
     def __init__(self, sizes: list[int], result: int = 0) -> None:
         self._sizes, self.result = sizes, result
         self.calls: list[tuple[Any, ...]] = []
+        self.attributes: list[bytes | None] = []
 
     def sizes(self, function: int) -> list[int]:
         return self._sizes
@@ -39,7 +40,7 @@ class StandIn:
     def launch(self, config: Any, function: Any, places: Any, extra: None) -> int:
         how = Config.from_address(config.value)
         assert extra is None
-        assert not how.attributes and not how.count
+        self.attributes.append(ctypes.string_at(how.attributes, 72) if how.count else how.attributes)
         raw = [ctypes.string_at(places[i], size) for i, size in enumerate(self._sizes)]
         self.calls.append((function.value, [*how.grid, *how.block, how.shared], how.stream, raw))
         return self.result
@@ -83,10 +84,22 @@ def test_the_driver_gets_every_argument_in_its_type(monkeypatch: pytest.MonkeyPa
     assert kernel.ran == []
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_kernels_that_wait_may_be_launched_before_the_last_has_ended(
+    monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    driver, kernel = use(monkeypatch, StandIn(SIZES)), compiled(launch_pdl=early)
+    again = launch.keep(kernel, (10, 1, 1), FIRST, 4)
+    for _ in range(2):
+        again(77, 48, 64, 6, 0.5)
+    # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed
+    assert driver.attributes == [struct.pack("<i4xi60x", 6, 1) if early else None] * 2
+
+
 @pytest.mark.parametrize(
     "metadata",
     [
-        {"target": SimpleNamespace(backend="hip")}, {"num_ctas": 2}, {"launch_pdl": True},
+        {"target": SimpleNamespace(backend="hip")}, {"num_ctas": 2},
         {"launch_cooperative_grid": True}, {"global_scratch_size": 8}, {"profile_scratch_size": 8},
     ],
 )  # fmt: skip

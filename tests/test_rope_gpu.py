@@ -133,7 +133,7 @@ def test_cuda_graphs_capture_it() -> None:
 
 @pytest.mark.parametrize("tokens", [2048, 8192])
 def test_what_was_launched_just_before_is_waited_for(tokens: int) -> None:
-    """Kernels and copies: launches that began before the last one had ended turned what was not there yet."""
+    """Kernels and copies: a launch may begin before the last one has ended, and turns what that wrote."""
     q, k = qk(tokens, (32, 8), 128)
     tables = rope_tables(tokens, 128, device="cuda")
     want = rope_qk(q, k, *tables)

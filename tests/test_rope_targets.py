@@ -22,11 +22,15 @@ from padless.kernels.qk_norm_rope_triton import norm_rope_kernel
 from padless.kernels.rope_triton import rope_kernel
 
 capability, dtype = int(sys.argv[1]), sys.argv[2]
+early = capability >= 90  # launched before the last kernel has ended
 variants = (0, False, False), (2, True, True), (3, False, True)
 for kernel, own, some in (
-    (rope_kernel, dict(INVERSE=False, IN_PLACE=False), variants),
+    (rope_kernel, dict(INVERSE=False, IN_PLACE=False, EARLY=early), variants),
     (norm_rope_kernel, dict(PLUS_ONE=False, ROUNDED=True), variants[1:2]),
-    (norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True, STAGES=3, GROUP=64), variants[1:]),
+    (
+        norm_rope_backward_kernel, dict(PLUS_ONE=True, WEIGHTS=True, STAGES=3, GROUP=64, EARLY=early),
+        variants[1:],
+    ),
 ):
     for source, interleaved, long_indexing in some:
         constants = dict(
@@ -44,7 +48,8 @@ for kernel, own, some in (
         signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
         signature |= dict.fromkeys(constants, "constexpr")
         source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
-        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+        options = {"num_warps": 4, "launch_pdl": early}
+        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert done.asm["cubin"]
 """
 

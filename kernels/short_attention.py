@@ -76,7 +76,7 @@ def attend(
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out: Tensor = _short_attention(q, k, v, work, cos, sin, options)
         return out
-    return _forward(q, k, v, work, cos, sin, options, keep=False).out
+    return forward(q, k, v, work, cos, sin, options, keep=False).out
 
 
 def tiles_for(q_heads: int, k_heads: int, head_dim: int) -> Tiles:
@@ -103,7 +103,7 @@ def _kernels() -> ModuleType:
     return short_attention_launch
 
 
-def _forward(
+def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -122,7 +122,7 @@ def _forward(
     return Saved(q, k, out, q.new_empty(q.shape[:2], dtype=torch.float32))
 
 
-def _backward(
+def backward(
     saved: Saved,
     v: Tensor,
     grad: Tensor,
@@ -151,7 +151,7 @@ class _ShortAttention(torch.autograd.Function):
         sin: Tensor | None,
         options: Options,
     ) -> Tensor:
-        saved = _forward(q, k, v, work, cos, sin, options, keep=True)
+        saved = forward(q, k, v, work, cos, sin, options, keep=True)
         ctx.save_for_backward(*saved, v, cos, sin)
         ctx.work, ctx.options = work, options
         return saved.out
@@ -160,7 +160,7 @@ class _ShortAttention(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *saved, v, cos, sin = ctx.saved_tensors
-        grads = _backward(Saved(*saved), v, grad, ctx.work, cos, sin, ctx.options)
+        grads = backward(Saved(*saved), v, grad, ctx.work, cos, sin, ctx.options)
         return (*grads, None, None, None, None)
 
 
@@ -201,7 +201,7 @@ def _traced(
     """The forward pass as one operator, for torch.compile: out, turned q and k if there are any, lse."""
     flat = (buffer, tokens, query_tokens, key_tokens, query_tiles, key_tiles, max_seqlen)
     work, options = _unflattened((*flat, scale, window, softcap))
-    saved = _forward(q, k, v, work, cos, sin, options, keep=True)
+    saved = forward(q, k, v, work, cos, sin, options, keep=True)
     if saved.q is q:  # an operator's results are never its inputs
         return saved.out, q.new_empty(0), k.new_empty(0), saved.lse
     return saved.out, saved.q, saved.k, saved.lse
@@ -238,7 +238,7 @@ def _traced_back(
     """The way back as one operator."""
     flat = (buffer, tokens, query_tokens, key_tokens, query_tiles, key_tiles, max_seqlen)
     work, options = _unflattened((*flat, scale, window, softcap))
-    return _backward(Saved(q, k, out, lse), v, grad, work, cos, sin, options)
+    return backward(Saved(q, k, out, lse), v, grad, work, cos, sin, options)
 
 
 @_traced_back.register_fake

@@ -6,6 +6,7 @@ slower one. FlexAttention and FlashAttention-4 compile for seconds a kind, so th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +15,18 @@ torch = pytest.importorskip("torch")
 
 from attending import bounds_of  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
-from padless.runtime.attention import BACKENDS, boundaries_of, varlen_attention  # noqa: E402
+from padless.runtime.attention import (  # noqa: E402
+    BACKENDS,
+    boundaries_of,
+    by_lengths,
+    short,
+    varlen_attention,
+)
 from padless.runtime.attention.boundaries import copied_from  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
+from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,6 +61,16 @@ def run(leaves: list[Tensor], grad: Tensor, lengths: list[int], **features: Any)
 
 def error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def recorded(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    """The same, which notes the module that does it."""
+
+    def noting(*given: Any) -> Any:
+        calls.append(function.__module__)
+        return function(*given)
+
+    return noting
 
 
 def check(backend: str, leaves: list[Tensor], lengths: list[int] = LENGTHS, **features: Any) -> None:
@@ -178,7 +197,7 @@ def test_what_auto_takes_for_known_lengths_is_right_and_does_not_wait(long: list
     assert all(error(x, y) < 1e-2 for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["auto", "flash", "efficient", "flex", "flash_attn_4"])
+@pytest.mark.parametrize("backend", ["auto", "short", "flash", "efficient", "flex", "flash_attn_4"])
 def test_compiled_without_a_graph_break(backend: str) -> None:
     """BR-170."""
     leaves = qkv(sum(LENGTHS), (8, 2), 128)
@@ -197,6 +216,61 @@ def test_compiled_without_a_graph_break(backend: str) -> None:
     got = [out, *torch.autograd.grad(out, leaves, grad)]
     want = run(leaves, grad, LENGTHS, backend=backend, window=100)
     assert all(error(x, y) < 5e-3 for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["short", "flash"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_compiled_auto_looks_at_the_lengths_when_it_runs(
+    known: bool, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One program for all batches, each by the faster kernel; nobody waits (BR-170, BR-171)."""
+    taken: list[str] = []
+    for kernel in (by_lengths.flash, by_lengths):
+        for name in ("kept_forward", "kept_backward"):
+            monkeypatch.setattr(kernel, name, recorded(getattr(kernel, name), taken))
+    programs = CompileCounterWithBackend("inductor")
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend=programs)
+    def compiled(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
+        return varlen_attention(q * 1.0, k, v, bounds, longest, deterministic=deterministic)
+
+    leaves = qkv(9_000, (8, 2), 128)
+    grad = torch.randn_like(leaves[0])
+    for length, mode in ((100, "default"), (90, "default"), (75, "error")):
+        lengths = [length] * (9_000 // length)
+        bounds = bounds_of(lengths)
+        batch = VarlenBatch(cu_seq_lens_q=bounds, cu_seq_lens_k=bounds).to("cuda")
+        bounds = batch["cu_seq_lens_q"] if known else bounds.cuda()
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            out = compiled(*leaves, bounds, 100)
+            got = [out, *torch.autograd.grad(out, leaves, grad)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert set(taken) == {short.__name__ if known else by_lengths.flash.__name__} and len(taken) == 6
+    assert programs.frame_count == 2  # from the second on a program is for any number of sequences
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    want = run(wide, grad.double(), lengths, backend="sdpa")
+    assert all(error(x, y) < 1e-2 for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["short there", "flash there"])
+def test_either_goes_back_from_what_the_other_left(there: bool) -> None:
+    """Lengths that are known on the way there are not always on the way back."""
+    lengths = [100, 300, 1, 50] * 20
+    leaves = qkv(sum(lengths), (8, 2), 128)
+    grad = torch.randn_like(leaves[0])
+    told, untold = bounds_of(lengths, "cuda"), bounds_of(lengths, "cuda")
+    copied_from(told, bounds_of(lengths))
+    first, second = (told, untold) if there else (untold, told)
+    rest = 300, "auto", 128**-0.5, None, None, False
+    out, lse = torch.ops.padless.attention_by_lengths(*(x.detach() for x in leaves), first, *rest)
+    back = torch.ops.padless.attention_by_lengths_backward
+    got = [out, *back(grad, *(x.detach() for x in leaves), out, lse, second, *rest)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    want = run(wide, grad.double(), lengths, backend="sdpa")
+    assert all(error(x, y) < 1e-2 for x, y in zip(got, want, strict=True))
 
 
 def test_deterministic_and_sinks_compile_too() -> None:

@@ -23,9 +23,11 @@ from padless.runtime.attention import (  # noqa: E402
     boundaries_of,
     choose,
     choose_parts,
+    may_be_short,
 )
 from padless.runtime.attention import backend as attention_backend  # noqa: E402
 from padless.runtime.attention import short as short  # noqa: E402
+from padless.runtime.attention.by_lengths import forward_by_lengths  # noqa: E402
 from padless.runtime.errors import BackendError  # noqa: E402
 from padless.runtime.varlen_batch import VarlenBatch  # noqa: E402
 
@@ -107,6 +109,50 @@ def test_boundaries_that_only_the_device_knows_are_not_waited_for(device: Callab
     device((9, 0))
     assert choose(request(mean_length=None)) == "flash"
     assert choose(request(mean_length=None), "short") == "short"
+
+
+def test_a_compiled_program_takes_it_when_it_runs(device: Callable[..., None]) -> None:
+    """What is traced has no lengths yet."""
+    device((9, 0))
+    unknown = request(mean_length=None)
+    assert may_be_short(unknown)
+    assert not may_be_short(unknown._replace(tokens=4_095))
+    assert not may_be_short(unknown._replace(causal=False))
+    assert not may_be_short(unknown._replace(sinks=True))
+    device((8, 0))
+    assert not may_be_short(unknown)
+
+
+@pytest.mark.parametrize("features", [{}, {"scale": 0.3}, {"window": 2, "softcap": 1.5}], ids=str)
+def test_a_compiled_program_lists_tiles_once_for_all_layers(
+    features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for its way back; the batch's own boundaries get there."""
+    listed, calls = short_attention_work.work_list, []
+    monkeypatch.setattr(short_attention_work, "work_list", lambda *x: calls.append(x) or listed(*x))
+    leaves = [torch.randn(18, h, 8, dtype=torch.float64, requires_grad=True) for h in (6, 2, 2)]
+    options = PLAIN._replace(**features)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(q: Any, k: Any, v: Any, bounds: Any, longest: int) -> Any:
+        for _ in range(2):
+            q = forward_by_lengths("short", q * 1, k, v, boundaries_of(bounds, longest, q.shape[0]), options)
+        return q
+
+    bounds = torch.empty(9, dtype=torch.int32)[2:7].copy_(bounds_of(LENGTHS))  # part of a batch's one buffer
+    out = compiled(*leaves, bounds, 9)
+    once = attend_slowly(*leaves, LENGTHS, **features)
+    want = attend_slowly(once, *leaves[1:], LENGTHS, **features)
+    grad = torch.randn_like(want)
+    assert torch.allclose(out, want)
+    for x, y in zip(*(torch.autograd.grad(o, leaves, grad) for o in (out, want)), strict=True):
+        assert torch.allclose(x, y)
+    assert len(calls) == 1
+    bounds.copy_(bounds_of([1, 5, 9, 3]))  # another batch in the same memory
+    once = attend_slowly(*leaves, [1, 5, 9, 3], **features)
+    want = attend_slowly(once, *leaves[1:], [1, 5, 9, 3], **features)
+    assert torch.allclose(compiled(*leaves, bounds, 9), want)
+    assert len(calls) == 2
 
 
 def test_lengths_are_those_of_the_sequences_that_tokens_lie_in() -> None:

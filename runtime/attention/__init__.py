@@ -16,7 +16,16 @@ from torch import Tensor
 
 from padless.runtime.attention.backend import Forward, Options, Request, capture_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
-from padless.runtime.attention.choice import AUTO, BACKENDS, Choice, choose, choose_parts, request_of
+from padless.runtime.attention.by_lengths import forward_by_lengths
+from padless.runtime.attention.choice import (
+    AUTO,
+    BACKENDS,
+    Choice,
+    choose,
+    choose_parts,
+    may_be_short,
+    request_of,
+)
 from padless.runtime.attention.inputs import check_inputs, check_kinds
 from padless.runtime.attention.opaque import forward_opaque
 from padless.runtime.attention.parts import attend_in_parts
@@ -134,6 +143,8 @@ def _checked(
     chosen = BACKENDS[name]
     if not torch.compiler.is_compiling():
         return _Call(chosen.prepared(q, k, boundaries, options), chosen.captured == "alike")
+    if name == "short" or (backend == "auto" and name == "flash" and may_be_short(request)):
+        return _Call(partial(forward_by_lengths, backend))
     return _Call(chosen.forward if chosen.traceable else partial(forward_opaque, name))
 
 

@@ -55,13 +55,14 @@ class Choice(NamedTuple):
     on_cpu: bool = True
     """Whether it is taken there too, where it runs there."""
 
-    def fits(self, request: Request) -> bool:
-        """Whether the call is one for which it was found the fastest."""
+    def fits(self, request: Request, *, at_any_length: bool = False) -> bool:
+        """Whether the call is one for which it was found the fastest, or is so at some lengths."""
         on_cpu = request.device.type == "cpu"
         if request.tokens < self.tokens or (on_cpu and not self.on_cpu):
             return False
-        if self.mean_length is not None and (request.mean_length or math.inf) > self.mean_length:
-            return False
+        if self.mean_length is not None and not at_any_length:
+            if (request.mean_length or math.inf) > self.mean_length:
+                return False
         return self.capability is None or (not on_cpu and capability_of(request.device) == self.capability)
 
 
@@ -134,6 +135,11 @@ def _refusal(name: str, request: Request) -> str | None:
     return BACKENDS[name].unavailable(request)
 
 
+def may_be_short(request: Request) -> bool:
+    """Whether `short` is taken for calls like this one where their sequences are known to be short enough."""
+    return SHORT.fits(request, at_any_length=True) and _refusal("short", request) is None
+
+
 def choose_parts(request: Request, boundaries: Boundaries) -> list[tuple[Boundaries, str]]:
     """What `auto` takes for a row: one backend, or `short` for its short sequences and another for the rest.
 
@@ -146,7 +152,7 @@ def choose_parts(request: Request, boundaries: Boundaries) -> list[tuple[Boundar
     limit = SHORT.mean_length
     if whole == "short" or limit is None or request.mean_length is None or is_captured(request.device):
         return alone
-    if not SHORT._replace(mean_length=None).fits(request) or (two := cut(boundaries, limit)) is None:
+    if not SHORT.fits(request, at_any_length=True) or (two := cut(boundaries, limit)) is None:
         return alone
     parts = [(part, choose(_of_part(request, part))) for part in two]
     tokens = [part.tokens for part, name in parts if name == "short"]

@@ -110,6 +110,41 @@ def _run(
     return given
 
 
+def kept_forward(
+    q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Without autograd: the result [T, Hq, D], and the logarithm of each query's sum [Hq, T]; no sinks."""
+    q, k, v = (last_contiguous(x) for x in (q, k, v))
+    out, lse, *_ = _run(q, k, v, boundaries.cu_seqlens, boundaries.max_seqlen, *_kernel(options))
+    return out, lse
+
+
+def kept_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    boundaries: Boundaries,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, from what `kept_forward` left."""
+    grad, q, k, v = (last_contiguous(x) for x in (grad, q, k, v))
+    bounds, longest = boundaries.cu_seqlens, boundaries.max_seqlen
+    causal, scale, left, right = _kernel(options)
+    unused = torch.empty(
+        2, dtype=torch.uint64, device=q.device
+    )  # the state of dropout, which there is none of
+    backward: Any = torch.ops.aten._flash_attention_backward.default
+    backward = _deterministic_backward if options.deterministic else backward
+    grads: tuple[Tensor, Tensor, Tensor] = backward(
+        grad, q, k, v, out, lse, bounds, bounds, longest, longest, 0.0, causal, unused, unused,
+        scale=scale, window_size_left=left, window_size_right=right,
+    )  # fmt: skip
+    return grads
+
+
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -24,18 +24,18 @@ from padless.runtime.attention.backend import (
     import_refusal,
     is_captured,
     lacks,
+    last_contiguous,
 )
 from padless.runtime.attention.boundaries import Boundaries
 
 if TYPE_CHECKING:
+    from padless.kernels.short_attention_inputs import Options as Numbers
     from padless.kernels.short_attention_work import WorkList
 
 
 def _unavailable(request: Request) -> str | None:
     if not request.causal:
         return "it is causal alone"
-    if torch.compiler.is_compiling():
-        return "a compiled program makes boundaries, and so tiles, anew in every layer"
     if is_captured(request.device):
         from padless.kernels.capture import tells_captures
 
@@ -55,16 +55,55 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: O
 
 def _prepare(q: Tensor, k: Tensor, boundaries: Boundaries, options: Options) -> Forward:
     from padless.kernels.short_attention import attend
-    from padless.kernels.short_attention_inputs import Options as Numbers
 
-    key = ("short", q.shape[1:], k.shape[1], q.device, capture_of(q.device))
-    work = boundaries.made(key, lambda: _listed(q, k, boundaries))
-    numbers = Numbers(options.scale, options.window, options.softcap)
+    work, numbers = _work(q, k, boundaries), _numbers(options)
 
     def forward(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
         return attend(q, k, v, work, None, None, numbers)
 
     return forward
+
+
+def kept_forward(
+    q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Without autograd: the result [T, Hq, D], and the base-2 logarithm of each query's sum [T, Hq]."""
+    from padless.kernels.short_attention import forward
+
+    q, k, v = (last_contiguous(x) for x in (q, k, v))
+    saved = forward(q, k, v, _work(q, k, boundaries), None, None, _numbers(options), keep=True)
+    return saved.out, saved.lse
+
+
+def kept_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    boundaries: Boundaries,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, from what `kept_forward` left."""
+    from padless.kernels.short_attention import backward
+    from padless.kernels.short_attention_inputs import Saved
+
+    q, k, v = (last_contiguous(x) for x in (q, k, v))
+    work, numbers = _work(q, k, boundaries), _numbers(options)
+    return backward(Saved(q, k, out, lse), v, grad, work, None, None, numbers)
+
+
+def _numbers(options: Options) -> Numbers:
+    from padless.kernels.short_attention_inputs import Options as Numbers
+
+    return Numbers(options.scale, options.window, options.softcap)
+
+
+def _work(q: Tensor, k: Tensor, boundaries: Boundaries) -> WorkList:
+    """The tiles, listed by the first layer of a batch."""
+    key = ("short", q.shape[1:], k.shape[1], q.device, capture_of(q.device))
+    return boundaries.made(key, lambda: _listed(q, k, boundaries))
 
 
 def _listed(q: Tensor, k: Tensor, boundaries: Boundaries) -> WorkList:

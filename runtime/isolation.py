@@ -182,11 +182,12 @@ def _bounds(decoder: Decoder, inputs: Mapping[str, Any]) -> list[int]:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """No gradients and no dropout, and afterwards every module in the mode it was in."""
+    """No gradients and no dropout, nothing compiled, and afterwards every module in the mode it was in."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
-        with torch.no_grad():
+        # Layers that are compiled would be so for each of a few shapes that never come again.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         for part in training:

@@ -11,6 +11,7 @@ import torch
 from ranks import shard_rank
 from tiny_models import packed, tiny
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from padless.runtime.errors import IsolationError, ModelError
 from padless.runtime.models import check_isolation, prepare_model
@@ -173,6 +174,18 @@ def test_a_compiled_model_is_checked_too_and_has_no_graph_break_afterwards() -> 
     torch.testing.assert_close(
         torch.compile(model, backend="eager", fullgraph=True)(**batch).logits, expected
     )
+
+
+def test_layers_are_not_compiled_for_the_check() -> None:
+    """Its sequences are of shapes that do not come again; torch gives a function up after eight."""
+    model, batch = prepare_model(tiny("llama")), packed(LENGTHS).model_inputs()
+    torch._dynamo.reset()
+    programs = CompileCounter()
+    for layer in model.model.layers:
+        layer.compile(backend=programs, fullgraph=True)
+    expected = prepare_model(tiny("llama"), check=True)(**batch).logits
+    torch.testing.assert_close(model(**batch).logits, expected)
+    assert programs.frame_count == 1
 
 
 def test_no_check_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

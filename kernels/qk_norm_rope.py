@@ -4,8 +4,9 @@ As separate operations in PyTorch norm and rotation read and write q and k fourt
 are read and written once, and the way back reads q, k and their gradients once: it computes norms again
 instead of keeping them. So q and k are kept for it, and nothing here is in place.
 
-The norms' weights train: their gradients are added up in a fixed order, and are the same bits each run
-on a device. Where there is no Triton kernel to run the reference computes the same.
+The norms' weights train: their gradients are added up in a fixed order, by a small launch of its own, and
+are the same bits each run on a device. Where there is no Triton kernel to run the reference computes the
+same.
 """
 
 from __future__ import annotations

@@ -163,6 +163,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each length, which takes seconds
     setting = Setting(
         folder=options.packed,
         steps=options.steps,

@@ -27,7 +27,7 @@ def test_every_option_that_the_readme_names_exists() -> None:
     known = {"--json"}
     for command in ("build", "estimate", "report", "inspect", "verify", "repack", "export", "push", "demo"):
         known |= set(re.findall(r"--[a-z][a-z-]+", pack(command, "--help").out))
-    for script in (ROOT / "scripts").glob("bench_*.py"):
+    for script in (ROOT / "scripts").glob("*.py"):
         known |= set(re.findall(r'"(--[a-z-]+)"', script.read_text()))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert named and named <= known, named - known

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attending import attend_slowly, bounds_of, pretend  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from padless.kernels import capture as kernels_capture  # noqa: E402
 from padless.kernels import short_attention_work  # noqa: E402
@@ -123,11 +124,12 @@ def test_a_compiled_program_takes_it_when_it_runs(device: Callable[..., None]) -
     assert not may_be_short(unknown)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["", "checkpointed"])
 @pytest.mark.parametrize("features", [{}, {"scale": 0.3}, {"window": 2, "softcap": 1.5}], ids=str)
 def test_a_compiled_program_lists_tiles_once_for_all_layers(
-    features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    features: dict[str, Any], again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And for its way back; the batch's own boundaries get there."""
+    """And for its way back, and where that computes forward again; the batch's own boundaries get there."""
     listed, calls = short_attention_work.work_list, []
     monkeypatch.setattr(short_attention_work, "work_list", lambda *x: calls.append(x) or listed(*x))
     leaves = [torch.randn(18, h, 8, dtype=torch.float64, requires_grad=True) for h in (6, 2, 2)]
@@ -140,7 +142,8 @@ def test_a_compiled_program_lists_tiles_once_for_all_layers(
         return q
 
     bounds = torch.empty(9, dtype=torch.int32)[2:7].copy_(bounds_of(LENGTHS))  # part of a batch's one buffer
-    out = compiled(*leaves, bounds, 9)
+    run = partial(checkpoint, compiled, use_reentrant=False) if again else compiled
+    out = run(*leaves, bounds, 9)
     once = attend_slowly(*leaves, LENGTHS, **features)
     want = attend_slowly(once, *leaves[1:], LENGTHS, **features)
     grad = torch.randn_like(want)
@@ -151,7 +154,7 @@ def test_a_compiled_program_lists_tiles_once_for_all_layers(
     bounds.copy_(bounds_of([1, 5, 9, 3]))  # another batch in the same memory
     once = attend_slowly(*leaves, [1, 5, 9, 3], **features)
     want = attend_slowly(once, *leaves[1:], [1, 5, 9, 3], **features)
-    assert torch.allclose(compiled(*leaves, bounds, 9), want)
+    assert torch.allclose(run(*leaves, bounds, 9), want)
     assert len(calls) == 2
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from padless.runtime.attention import flash
-from padless.runtime.attention.backend import Options
+from padless.runtime.attention.backend import Options, capture_of
 from padless.runtime.attention.boundaries import Boundaries, boundaries_of
 from padless.runtime.attention.short import kept_backward, kept_forward
 
@@ -39,16 +39,18 @@ def forward_by_lengths(
 
 
 _GIVEN: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
-"""Boundaries on the way there, by their address and number: memory that is held as long as they are."""
+"""Boundaries of the way there, by address and number: memory that is held as long as they are."""
 
 
-def _boundaries(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> Boundaries:
-    """Those of the batch; on the way back too, where autograd hands on another tensor over that memory."""
-    if not cu_seqlens.is_inference():
-        key = (cu_seqlens.data_ptr(), len(cu_seqlens))
-        given = _GIVEN.get(key)
-        if given is None or given._version != cu_seqlens._version:
-            _GIVEN[key] = given = cu_seqlens
+def _there(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> Boundaries:
+    _GIVEN[cu_seqlens.data_ptr(), len(cu_seqlens)] = cu_seqlens
+    return boundaries_of(cu_seqlens, max_seqlen, tokens)
+
+
+def _back(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> Boundaries:
+    """Those of the way there, where autograd hands on another tensor over the same memory."""
+    given = _GIVEN.get((cu_seqlens.data_ptr(), len(cu_seqlens)))
+    if given is not None and given._version == cu_seqlens._version:
         cu_seqlens = given
     return boundaries_of(cu_seqlens, max_seqlen, tokens)
 
@@ -59,7 +61,7 @@ def _is_short(q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: 
     from padless.runtime.attention.choice import choose, request_of
 
     # Kept with the boundaries: every layer asks for the same.
-    key = ("by lengths", q.shape, k.shape, q.dtype, q.device)
+    key = ("by lengths", q.shape, k.shape, q.dtype, q.device, capture_of(q.device))
     return boundaries.made(key, lambda: choose(request_of(q, k, v, boundaries, options))) == "short"
 
 
@@ -69,10 +71,11 @@ def _forward(
     window: int | None, softcap: float | None, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Result [T, Hq, D], and the base-2 logarithm of the sums [T, Hq]."""
-    boundaries = _boundaries(cu_seqlens, max_seqlen, q.shape[0])
+    boundaries = _there(cu_seqlens, max_seqlen, q.shape[0])
     options = Options(True, scale, window, softcap, None, deterministic)
     if _is_short(q, k, v, boundaries, options, name):
-        return kept_forward(q, k, v, boundaries, options)
+        out, lse = kept_forward(q, k, v, boundaries, options)
+        return out.contiguous(), lse
     out, lse = flash.kept_forward(q, k, v, boundaries, options)
     return out.contiguous(), (lse.T * LOG2E).contiguous()
 
@@ -87,7 +90,7 @@ def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens: Tensor,
     max_seqlen: int, name: str, scale: float, window: int | None, softcap: float | None, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    boundaries = _boundaries(cu_seqlens, max_seqlen, q.shape[0])
+    boundaries = _back(cu_seqlens, max_seqlen, q.shape[0])
     options = Options(True, scale, window, softcap, None, deterministic)
     if _is_short(q, k, v, boundaries, options, name):
         grads = kept_backward(grad, q, k, v, out, lse, boundaries, options)

@@ -30,7 +30,10 @@ PATIENCE = 240.0
 def cluster_of(nodes: int) -> Iterator[Cluster]:
     """A cluster that this process is a driver of; nothing is left of it afterwards."""
     folder = tempfile.mkdtemp(prefix="ray-")  # paths of sockets may not be long
+    # Ray notes the address of the last cluster there, and does not make the folder for it.
+    os.mkdir(os.path.join(folder, "ray"))
     settings = {
+        "RAY_TMPDIR": folder,
         "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
